@@ -1,0 +1,68 @@
+# Every target sets itself up from nothing: a virtual environment in .venv with the locked requirements.
+#
+#   PYTHON=python3.12   the interpreter for .venv (default: the first of python3.11, 3.12, 3.13, python3 that is >= 3.11)
+#   ARGS="-k lease"     more arguments for the program behind `test`, `bench` and `run`
+#   UPGRADE=1           with `lock`: take the newest versions instead of keeping the pinned ones
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?=
+ARGS ?=
+UPGRADE ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+CREATED := $(VENV)/.created
+READY := $(VENV)/.ready
+LOCK := requirements/dev.txt
+# -qq: errors only
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.PHONY: help run test check bench lock clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(READY)  ## run the hello example on SQLite
+	@$(BIN)/python examples/hello.py $(ARGS)
+
+test: $(READY)  ## run all tests, on private servers of their own
+	@scripts/install_servers
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)  ## formatting, lint, types and the direction of imports
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/python -m mypy --strict src tests
+	@$(BIN)/lint-imports --no-logo
+
+bench: $(READY)  ## run the benchmarks
+	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks $(ARGS)
+
+lock: $(CREATED)  ## pin all development requirements again, with hashes (UPGRADE=1: newest versions)
+	@$(BIN)/python -c 'import piptools' 2>/dev/null || $(PIP) install pip-tools
+	@echo "pinning $(LOCK)"
+	@CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/python -m piptools compile --quiet \
+		--generate-hashes --allow-unsafe --strip-extras --newline lf \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+		$(if $(UPGRADE),--upgrade) --extra dev --output-file $(LOCK) pyproject.toml
+	@if grep -nE '://|^ *-(-index|-extra|-find|-trusted|i |f )|file:/| @ ' $(LOCK); then \
+		echo "$(LOCK): the lines above name an address and must not be committed" >&2; exit 1; fi
+
+clean:  ## remove the environment, the caches and the builds
+	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(CREATED):
+	@scripts/create_venv $(VENV) $(PYTHON)
+	@touch $@
+
+$(READY): $(CREATED) pyproject.toml $(LOCK)
+	@echo "installing $(LOCK) into $(VENV)"
+	@$(PIP) install --require-hashes -r $(LOCK)
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,353 @@
+"""The client: enqueue, read and steer jobs. One implementation, asynchronous; blocking twins run it through a portal.
+
+Only enqueuing has a blocking way of its own, because it is the call that a program makes most: the store does it
+directly on the calling thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from holdfast.codec import Signature
+from holdfast.config import Settings
+from holdfast.errors import (
+    HoldfastError,
+    InvalidOption,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    JobStillLive,
+    KeyConflict,
+    NotFinished,
+    PartlyRefused,
+    QueueFull,
+    ResultNotKept,
+)
+from holdfast.events import CancelRequested, JobEnqueued, JobReplayed, Listener, QueueDeep, QueuePaused, ignore, tell
+from holdfast.failures import RESULT_NOT_KEPT, Failure, decode_history
+from holdfast.job import ENDED, Job, JobId, NewJob, State, check_name
+from holdfast.lifecycle import Applied, replay
+from holdfast.ports import Ports
+from holdfast.store import (
+    MOST_PER_CALL,
+    CancelAnswer,
+    DepthLimit,
+    Inserted,
+    InsertStatus,
+    JobQuery,
+    QueueCounts,
+    Store,
+)
+from holdfast.sync import Portal, refuse_in_event_loop
+
+R = TypeVar("R")
+
+_FIRST_POLL = 0.002
+_SLOWEST_POLL = 0.1
+_UNTYPED = Signature(lambda: None)
+
+
+class PreparedJob(msgspec.Struct, Generic[R], frozen=True):
+    """One call of a task, ready to be stored by `enqueue_many`."""
+
+    new: NewJob
+    signature: Signature
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Some jobs, and the cursor of the next page (None: this was the last)."""
+
+    jobs: tuple[JobHandle[Any], ...]
+    next: JobId | None
+
+
+class Client:
+    """What a producer or an operator does with a store."""
+
+    def __init__(self, store: Store, *, settings: Settings, ports: Ports, listener: Listener = ignore) -> None:
+        self.settings = settings
+        self.ports = ports
+        self.portal = Portal(ports)
+        self._store = store
+        self._listener = listener
+
+    # Enqueuing.
+
+    async def enqueue(self, prepared: PreparedJob[R], connection: Any = None) -> JobHandle[R]:
+        """Store one job, inside the caller's transaction if a connection is given."""
+        [inserted] = await self._insert([prepared.new], connection)
+        handle = self._accept(prepared, inserted)
+        return handle if handle.created else await handle.look()
+
+    def enqueue_blocking(self, prepared: PreparedJob[R], connection: Any = None) -> JobHandle[R]:
+        """The same on the calling thread, by the store's shortest way."""
+        refuse_in_event_loop("enqueue")
+        [inserted] = self._insert_blocking([prepared.new], connection)
+        handle = self._accept(prepared, inserted)
+        return handle if handle.created else self.portal.run("enqueue", handle.look())
+
+    async def enqueue_many(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
+        """Store many jobs, a thousand in one round trip. `PartlyRefused` if some were: the others are stored."""
+        results: list[JobHandle[R] | HoldfastError] = []
+        for chunk in _chunks(calls):
+            results += self._accept_all(chunk, await self._insert([call.new for call in chunk], connection))
+        return _all_or_partly_refused(results)
+
+    def enqueue_many_blocking(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
+        """The same on the calling thread, by the store's shortest way."""
+        refuse_in_event_loop("enqueue_many")
+        results: list[JobHandle[R] | HoldfastError] = []
+        for chunk in _chunks(calls):
+            results += self._accept_all(chunk, self._insert_blocking([call.new for call in chunk], connection))
+        return _all_or_partly_refused(results)
+
+    async def _insert(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
+        if hasattr(connection, "run_sync"):  # SQLAlchemy's AsyncSession and AsyncConnection
+            inserted: list[Inserted] = await connection.run_sync(lambda guest: self._insert_blocking(new, guest))
+            return inserted
+        if connection is not None:
+            return self._insert_blocking(new, connection)
+        return await self._store.insert(new, limits=self._limits(new))
+
+    def _insert_blocking(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
+        if connection is not None:
+            return self._store.insert_on(connection, new, limits=self._limits(new))
+        return self._store.insert_blocking(new, limits=self._limits(new))
+
+    def _accept_all(
+        self, chunk: Sequence[PreparedJob[R]], answers: Sequence[Inserted]
+    ) -> Iterator[JobHandle[R] | HoldfastError]:
+        for prepared, inserted in zip(chunk, answers, strict=True):
+            try:
+                yield self._accept(prepared, inserted)
+            except HoldfastError as error:
+                yield error
+
+    def _limits(self, jobs: Iterable[NewJob]) -> Mapping[str, DepthLimit] | None:
+        queues = self.settings.queues
+        if queues.max_depth is None and queues.warn_depth is None and not queues.depths:
+            return None
+        limits = {job.queue: queues.depth_limit(job.queue) for job in jobs}
+        return {queue: limit for queue, limit in limits.items() if limit is not None}
+
+    def _accept(self, prepared: PreparedJob[R], inserted: Inserted) -> JobHandle[R]:
+        """The handle for what the store answered, or the error that it stands for."""
+        new, status = prepared.new, inserted.status
+        if status is InsertStatus.FULL:
+            limit = self.settings.queues.depth_limit(new.queue)
+            most = limit.max_depth if limit else None
+            raise QueueFull(
+                f"queue {new.queue!r} holds as many waiting jobs as it may"
+                f"{'' if most is None else f' (max_depth={most})'}: try again later, or add workers"
+            )
+        if status is InsertStatus.KEY_CONFLICT:
+            raise KeyConflict(
+                f"key {new.key.text if new.key else ''!r} of queue {new.queue!r} belongs to job {inserted.job_id}, "
+                f"which has another payload",
+                inserted.job_id,
+            )
+        created = status is InsertStatus.CREATED
+        if inserted.deep:
+            warn_depth = (self.settings.queues.depth_limit(new.queue) or DepthLimit()).warn_depth or 0
+            tell(self._listener, QueueDeep(new.queue, warn_depth))
+        tell(self._listener, JobEnqueued(inserted.job_id, new.queue, new.task, created))
+        return JobHandle(self, inserted.job_id, new.task, prepared.signature, created=created)
+
+    # Reading.
+
+    async def load(self, job_id: JobId) -> Job:
+        """The job as the store has it, or `JobNotFound`."""
+        job = await self._store.get(job_id)
+        if job is None:
+            raise JobNotFound(f"there is no job {job_id!r:.80}: it never existed, or its retention ended")
+        return job
+
+    async def get(self, job_id: JobId) -> JobHandle[Any]:
+        """A handle to a job known by its id. Its result is plain JSON, since the task's annotations are not known."""
+        job = await self.load(job_id)
+        return JobHandle(self, job.id, job.task, _UNTYPED, details=job)
+
+    async def find(
+        self,
+        *,
+        states: Iterable[State | str] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        correlation_id: str | None = None,
+        cursor: JobId | None = None,
+        limit: int = 100,
+    ) -> JobPage:
+        """Jobs that match, newest first. Pass a page's `next` as `cursor` for the page after it."""
+        try:
+            wanted = tuple(State(state) for state in states)
+        except ValueError as error:
+            raise InvalidOption(f"{error}; the states are {', '.join(State)}") from error
+        page = await self._store.find(
+            JobQuery(states=wanted, queue=queue, task=task, correlation_id=correlation_id, cursor=cursor, limit=limit)
+        )
+        return JobPage(tuple(JobHandle(self, job.id, job.task, _UNTYPED, details=job) for job in page.jobs), page.next)
+
+    async def counts(self) -> list[QueueCounts]:
+        """Every queue that has jobs or is paused."""
+        return await self._store.counts()
+
+    # Steering.
+
+    async def cancel(self, job_id: JobId) -> CancelAnswer:
+        """Cancel a waiting job at once, or ask the worker that holds it. `JobNotFound` if there is none."""
+        [answer] = await self._store.request_cancel([job_id])
+        if answer is CancelAnswer.GONE:
+            raise JobNotFound(f"there is no job {job_id!r:.80} to cancel")
+        tell(self._listener, CancelRequested(job_id, answer.value))
+        return answer
+
+    async def replay(self, job_id: JobId) -> JobHandle[Any]:
+        """Bring an ended job back to its queue, with its payload as it was and its counters at zero."""
+        while True:
+            job = await self.load(job_id)
+            if job.state not in ENDED:
+                raise JobStillLive(f"job {job_id} is {job.state}; only a job that has ended can be replayed")
+            [answer] = await self._store.apply([replay(job)])
+            if answer is Applied.KEY_TAKEN:
+                raise KeyConflict(
+                    f"job {job_id} cannot come back: its key {job.key.text if job.key else ''!r} belongs to another "
+                    f"job now",
+                    job_id,
+                )
+            if answer in (Applied.APPLIED, Applied.ALREADY):
+                tell(self._listener, JobReplayed(job_id, job.queue))
+                return await self.get(job_id)
+            # Somebody replayed or removed it in between: look again.
+
+    async def pause(self, queue: str) -> None:
+        """Stop claims from a queue. What is in flight goes on; enqueuing goes on."""
+        await self._set_paused(queue, True)
+
+    async def resume(self, queue: str) -> None:
+        """Let claims from a queue go on."""
+        await self._set_paused(queue, False)
+
+    async def _set_paused(self, queue: str, paused: bool) -> None:
+        await self._store.set_paused(check_name("queue", queue), paused)
+        tell(self._listener, QueuePaused(queue, paused))
+
+    async def wait_ended(self, job_id: JobId, timeout: float | None) -> Job:
+        """The job once it has ended, or `NotFinished` after `timeout` seconds (None: wait for ever)."""
+        clock = self.ports.clock
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        pause = _FIRST_POLL
+        while True:
+            job = await self.load(job_id)
+            if job.state in ENDED:
+                return job
+            left = pause if deadline is None else deadline - clock.monotonic()
+            if left <= 0:
+                raise NotFinished(f"job {job_id} is still {job.state} after {timeout:g} s; it goes on")
+            await clock.sleep(min(pause, left))
+            pause = min(pause * 2, _SLOWEST_POLL)
+
+
+class JobHandle(Generic[R]):
+    """A job that somebody enqueued or found. `state` and `details` are as last seen: `refresh` looks again."""
+
+    def __init__(
+        self,
+        client: Client,
+        job_id: JobId,
+        task: str,
+        signature: Signature,
+        *,
+        created: bool = False,
+        details: Job | None = None,
+    ) -> None:
+        self.id = job_id
+        self.task = task
+        self.created = created
+        """Whether this very call created the job. False: its key or id was there already."""
+        self.details = details
+        self._client = client
+        self._signature = signature
+
+    @property
+    def state(self) -> State:
+        """The state as last seen."""
+        return self.details.state if self.details else State.READY
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The error history as last seen, oldest first."""
+        return decode_history(self.details.failure_history) if self.details else []
+
+    async def look(self) -> JobHandle[R]:
+        """Look the job up if it is there: one that was found by its key may be pruned, or not yet committed."""
+        with contextlib.suppress(JobNotFound):
+            await self.arefresh()
+        return self
+
+    async def arefresh(self) -> JobHandle[R]:
+        """Look the job up again; `JobNotFound` if its retention ended."""
+        self.details = await self._client.load(self.id)
+        return self
+
+    def refresh(self) -> JobHandle[R]:
+        """Blocking twin of `arefresh`."""
+        return self._client.portal.run("refresh", self.arefresh())
+
+    async def aresult(self, timeout: float | None = None) -> R:
+        """Wait until the job has ended, and return what its handler returned.
+
+        Raises `JobFailed`, `JobCancelled`, `ResultNotKept`, or `NotFinished` after `timeout` seconds.
+        """
+        job = self.details = await self._client.wait_ended(self.id, timeout)
+        if job.state is State.FAILED:
+            last = self.failures[-1] if self.failures else None
+            raise JobFailed(
+                f"job {self.id} ({self.task}) failed for good ({job.reason})"
+                + (f": {last.type}: {last.message}" if last else ""),
+                self.failures,
+            )
+        if job.state is State.CANCELLED:
+            raise JobCancelled(f"job {self.id} ({self.task}) was cancelled")
+        if job.result is not None:
+            return cast(R, self._signature.decode_result(job.result))
+        if self.failures and self.failures[-1].type == RESULT_NOT_KEPT:
+            raise ResultNotKept(f"job {self.id} ({self.task}) succeeded, but {self.failures[-1].message}")
+        return cast(R, None)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Blocking twin of `aresult`."""
+        return self._client.portal.run("result", self.aresult(timeout))
+
+    async def acancel(self) -> CancelAnswer:
+        """Cancel the job: at once if it waits, by asking its worker if it runs."""
+        return await self._client.cancel(self.id)
+
+    def cancel(self) -> CancelAnswer:
+        """Blocking twin of `acancel`."""
+        return self._client.portal.run("cancel", self.acancel())
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.task} {self.state}>"
+
+
+def _chunks(calls: Iterable[PreparedJob[R]]) -> Iterator[list[PreparedJob[R]]]:
+    chunk: list[PreparedJob[R]] = []
+    for call in calls:
+        chunk.append(call)
+        if len(chunk) == MOST_PER_CALL:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _all_or_partly_refused(results: Sequence[JobHandle[R] | HoldfastError]) -> list[JobHandle[R]]:
+    accepted = [handle for handle in results if isinstance(handle, JobHandle)]
+    refused = {at: error for at, error in enumerate(results) if isinstance(error, HoldfastError)}
+    if refused:
+        raise PartlyRefused(accepted, refused)
+    return accepted

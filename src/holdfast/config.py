@@ -1,0 +1,90 @@
+"""Settings: one frozen value per room. They enter once, are checked once, and travel as they are.
+
+`Settings.parse` takes nested dictionaries, as a file or an environment gives them; an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from holdfast.codec import DEFAULT_PAYLOAD_LIMIT
+from holdfast.errors import InvalidOption, UnknownPriority
+from holdfast.job import DEFAULT_MAX_RETRIES, check_name, check_whole
+from holdfast.store import DepthLimit
+
+MOST_PRIORITY_LEVELS = 16
+
+
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How jobs queue up. `max_depth` and `warn_depth` hold for every queue that `depths` does not name."""
+
+    priorities: Mapping[str, int] = msgspec.field(default_factory=lambda: {"high": 0, "normal": 5, "low": 10})
+    default_priority: str | int = "normal"
+    max_depth: int | None = None
+    warn_depth: int | None = None
+    depths: Mapping[str, DepthLimit] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse labels and limits that cannot work."""
+        for label, level in self.priorities.items():
+            check_name("priority label", label)
+            check_whole(f"priority {label!r}", level, -100, 100)
+        if len(set(self.priorities.values())) > MOST_PRIORITY_LEVELS:
+            raise InvalidOption(f"at most {MOST_PRIORITY_LEVELS} priority levels may be in use")
+        self.priority(self.default_priority)
+        for limit in (DepthLimit(self.max_depth, self.warn_depth), *self.depths.values()):
+            for name, depth in (("max_depth", limit.max_depth), ("warn_depth", limit.warn_depth)):
+                if depth is not None:
+                    check_whole(name, depth, 1, 10**12)
+
+    def priority(self, priority: str | int) -> int:
+        """The level of a label; a number stands for itself."""
+        if isinstance(priority, str):
+            try:
+                return self.priorities[priority]
+            except KeyError:
+                raise UnknownPriority(
+                    f"priority {priority!r:.80} is not configured: use one of {', '.join(self.priorities)}, "
+                    f"or a number from -100 to 100"
+                ) from None
+        return check_whole("priority", priority, -100, 100)
+
+    def depth_limit(self, queue: str) -> DepthLimit | None:
+        """The limits of a queue, or None if it has none."""
+        limit = self.depths.get(queue) or DepthLimit(self.max_depth, self.warn_depth)
+        return None if limit == DepthLimit() else limit
+
+
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a task inherits unless it says otherwise. Times in seconds."""
+
+    max_retries: int = DEFAULT_MAX_RETRIES
+    retention: float = 7 * 24 * 3600.0
+    key_window: float = 24 * 3600.0
+    max_payload: int = DEFAULT_PAYLOAD_LIMIT
+
+    def __post_init__(self) -> None:
+        """Refuse what no job could have."""
+        check_whole("max_retries", self.max_retries, 0, 1_000)
+        check_whole("max_payload", self.max_payload, 2, 64 * 1024 * 1024)
+        for name, seconds, least in (("retention", self.retention, 0), ("key_window", self.key_window, 1e-6)):
+            if not least <= seconds <= 10 * 366 * 24 * 3600:
+                raise InvalidOption(f"{name} must be from {least} seconds to ten years, not {seconds!r}")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set, by room."""
+
+    queues: QueueSettings = QueueSettings()
+    jobs: JobSettings = JobSettings()
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """Settings from nested dictionaries, or `InvalidOption` with the path of what does not fit."""
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise InvalidOption(f"settings: {error}") from error

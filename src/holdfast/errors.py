@@ -1,0 +1,173 @@
+"""Every error that Holdfast raises.
+
+    HoldfastError
+    ├── InvalidOption           a name, number or time that cannot work (also a ValueError)
+    │   └── UnknownPriority     a priority label that is not configured
+    ├── UnknownTask             no task of that name is registered here
+    ├── InvalidPayload          an argument that JSON cannot carry there and back unchanged (also a ValueError)
+    │   └── PayloadTooLarge
+    ├── CalledInEventLoop       a blocking call inside a running event loop: use its a-prefixed twin
+    ├── ForeignConnection       a connection that does not belong to this store
+    ├── QueueFull               the queue holds `max_depth` jobs
+    ├── QueueClosed             the store was shut down and takes no new jobs
+    ├── KeyConflict             the idempotency key belongs to a job with another payload
+    ├── PartlyRefused           some jobs of a batch were refused; it lists which, and why
+    ├── CheckpointConflict      another process moved the source's cursor first
+    ├── StaleLease              the claim was lost: another worker or a keeper decided about the job
+    │   └── SessionClosed       the whole worker session was declared dead
+    ├── JobNotFound             no such job: never there, or pruned
+    ├── JobStillLive            the job has not ended, so it cannot be replayed
+    ├── JobFailed               the job ended as a dead letter; carries its error history
+    ├── JobCancelled            the job was cancelled
+    ├── ResultNotKept           the job succeeded, but its result could not be stored
+    ├── NotFinished             the job has not ended within the time given (also a TimeoutError)
+    └── StoreError
+        ├── StoreUnavailable    nothing was written; safe to try again
+        ├── OutcomeUnknown      it may have been written; repeating it with the same ids is safe
+        ├── SchemaOutdated      code and schema do not fit together
+        ├── UnsafeStore         the store cannot keep its promise where it is (network file system, ...)
+        └── StoreReplaced       the file under the store is no longer the one that was opened
+
+Messages say what was wrong, where, and what to do. They never contain a payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.failures import Failure
+
+
+class HoldfastError(Exception):
+    """The root of the tree."""
+
+
+class InvalidOption(HoldfastError, ValueError):
+    """A name, number or time that cannot work."""
+
+
+class UnknownPriority(InvalidOption):
+    """A priority label that is not configured."""
+
+
+class UnknownTask(HoldfastError):
+    """No task of that name is registered here."""
+
+
+class InvalidPayload(HoldfastError, ValueError):
+    """An argument that JSON cannot carry there and back unchanged. `path` says which, as in `$.user.tags[2]`."""
+
+    def __init__(self, problem: str, path: str = "$") -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+
+
+class PayloadTooLarge(InvalidPayload):
+    """The encoded arguments are larger than the limit."""
+
+
+class CalledInEventLoop(HoldfastError):
+    """A blocking call was made on a thread that runs an event loop."""
+
+
+class ForeignConnection(HoldfastError):
+    """The connection handed in does not belong to this store, so it cannot share a transaction with it."""
+
+
+class QueueFull(HoldfastError):
+    """The queue holds as many waiting jobs as it may."""
+
+
+class QueueClosed(HoldfastError):
+    """The store was shut down and takes no new jobs."""
+
+
+class KeyConflict(HoldfastError):
+    """The idempotency key belongs to a job with another payload. `job_id` is that job."""
+
+    def __init__(self, message: str, job_id: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class PartlyRefused(HoldfastError):
+    """Some jobs of a batch were refused. `accepted` are in the queue; `refused` maps a position to its error."""
+
+    def __init__(self, accepted: Sequence[Any], refused: Mapping[int, HoldfastError]) -> None:
+        first = next(iter(refused))
+        super().__init__(
+            f"{len(refused)} of {len(accepted) + len(refused)} jobs were refused and the others accepted; "
+            f"first refusal, at position {first}: {refused[first]}"
+        )
+        self.accepted = accepted
+        self.refused = refused
+
+
+class CheckpointConflict(HoldfastError):
+    """Another process moved the source's cursor first; nothing of the batch was inserted."""
+
+
+class StaleLease(HoldfastError):
+    """The claim was lost: another worker or a keeper decided about the job."""
+
+
+class SessionClosed(StaleLease):
+    """The worker session was closed; it may claim and settle nothing any more."""
+
+
+class JobNotFound(HoldfastError):
+    """No such job: it never existed, or its retention ended."""
+
+
+class JobStillLive(HoldfastError):
+    """The job has not ended, so it cannot be replayed."""
+
+
+class JobFailed(HoldfastError):
+    """The job ended as a dead letter. `failures` is its error history, oldest first."""
+
+    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
+class JobCancelled(HoldfastError):
+    """The job was cancelled before it succeeded."""
+
+
+class ResultNotKept(HoldfastError):
+    """The job succeeded, but its result could not be stored."""
+
+
+class NotFinished(HoldfastError, TimeoutError):
+    """The job has not ended within the time given. It goes on."""
+
+
+class StoreError(HoldfastError):
+    """Something about the store itself."""
+
+
+class StoreUnavailable(StoreError):
+    """The store could not be reached or was busy for too long. Nothing was written; trying again is safe."""
+
+
+class OutcomeUnknown(StoreError):
+    """The store may or may not have done it. `ids` are the jobs concerned; repeating with the same ids is safe."""
+
+    def __init__(self, message: str, ids: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.ids = ids
+
+
+class SchemaOutdated(StoreError):
+    """Code and schema do not fit together: one of them must be upgraded first."""
+
+
+class UnsafeStore(StoreError):
+    """The store cannot keep its promise where it is, so it refuses to start."""
+
+
+class StoreReplaced(StoreError):
+    """The file under the store is no longer the one that was opened. Restart the process."""

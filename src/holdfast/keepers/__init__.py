@@ -1,0 +1,1 @@
+"""Loops that repair and tidy. Any process may run any keeper; there is no leader."""

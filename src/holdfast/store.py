@@ -1,0 +1,285 @@
+"""The port to an engine. A store owns atomicity, order and time; it compares guards and writes; it decides nothing.
+
+Rules for every method of every store:
+
+* It is atomic (per queue, where an engine shards by queue) and has a deadline.
+* It raises only errors of `holdfast.errors`. `StoreUnavailable`: nothing was written. `OutcomeUnknown`: it may have
+  been; repeating the call is safe, because ids are the caller's and `apply` answers `already`.
+* Time is the store's: `now` below is the engine's clock at the moment of the call, never a worker's.
+* A call that is cancelled while under way may have taken effect.
+* One row that fails its guard never aborts a batch: the others go through, and the answer says which is which.
+* A store may be used from several threads and event loops at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol, Self
+
+import msgspec
+
+from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State, check_name, check_whole
+from holdfast.lifecycle import Applied, Move
+
+MOST_PER_CALL = 1_000
+"""Jobs, moves or ids in one call. Callers cut longer lists; stores may refuse them."""
+
+
+class InsertStatus(StrEnum):
+    """What became of one new job."""
+
+    CREATED = "created"
+    EXISTING = "existing"
+    """Its id, or its key with the same payload, was there before: `Inserted.job_id` is that job."""
+    KEY_CONFLICT = "key_conflict"
+    """Its key belongs to a job with another payload: `Inserted.job_id` is that job. Nothing was written."""
+    FULL = "full"
+    """Its queue holds `max_depth` jobs. Nothing was written."""
+
+
+class Inserted(msgspec.Struct, frozen=True, gc=False):
+    """The answer for one new job. `deep`: its queue holds at least `warn_depth` jobs."""
+
+    job_id: JobId
+    status: InsertStatus
+    deep: bool = False
+
+
+class DepthLimit(msgspec.Struct, frozen=True, gc=False):
+    """How many ready jobs (due or not) a queue may hold, and from how many on to warn."""
+
+    max_depth: int | None = None
+    warn_depth: int | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
+    """A source's cursor, advanced in the same step as the insert of what it yielded. `was` None: not set before."""
+
+    queue: str
+    name: str
+    was: str | None
+    now: str
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process as it introduces itself. The id is random per start; the rest is for people."""
+
+    id: SessionId
+    host: str = ""
+    pid: int = 0
+    queues: tuple[str, ...] = ()
+
+
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as the store knows it. A keeper watches `beat` stand still; the times are only for people."""
+
+    id: SessionId
+    beat: int
+    open: bool
+    opened_at: int
+    beat_at: int
+    host: str
+    pid: int
+    queues: tuple[str, ...]
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """The answer to a heartbeat: is the session still open, how many jobs it holds, which are to be cancelled."""
+
+    open: bool
+    held: int
+    cancel: tuple[JobId, ...]
+
+
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to `limit` jobs for an open session: queue after queue as listed, lanes as `holdfast.lanes` orders `turn`."""
+
+    session_id: SessionId
+    queues: tuple[str, ...]
+    limit: int
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a request that could never be answered."""
+        for queue in self.queues:
+            check_name("queue", queue)
+        check_whole("limit", self.limit, 1, MOST_PER_CALL)
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """The jobs, the store's time, and when the next ready job of these queues becomes due (None: none is waiting)."""
+
+    jobs: tuple[Job, ...]
+    now: int
+    next_due: int | None
+
+
+class CancelAnswer(StrEnum):
+    """What became of a request to cancel."""
+
+    CANCELLED = "cancelled"
+    ASKED = "asked"
+    """A worker holds the job; it hears of it with its next beat."""
+    ENDED = "ended"
+    GONE = "gone"
+
+
+class JobQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs to list, newest id first. Empty means any. `cursor` is the `next` of the page before."""
+
+    states: tuple[State, ...] = ()
+    queue: str | None = None
+    task: str | None = None
+    correlation_id: str | None = None
+    cursor: JobId | None = None
+    limit: int = 100
+
+    def __post_init__(self) -> None:
+        """Refuse a page that nobody could hold."""
+        check_whole("limit", self.limit, 1, MOST_PER_CALL)
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some jobs, and where the next page begins (None: this was the last)."""
+
+    jobs: tuple[Job, ...]
+    next: JobId | None
+
+
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue for people. `ready` jobs are due, `scheduled` ones are not yet."""
+
+    queue: str
+    ready: int = 0
+    scheduled: int = 0
+    in_flight: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    paused: bool = False
+
+
+class Store(Protocol):
+    """What the queue asks of an engine."""
+
+    # New jobs.
+
+    async def insert(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Inserted]:
+        """Add jobs as `ready`, due at `max(run_at, now)` or at `now + delay`, in the order given. One answer each.
+
+        A job whose id is in the store, in any state, is `existing`: an unknown insert is safely repeated. A key is
+        held by its job until `window` after the insert; a failed or cancelled job frees it. `limits` per queue: a
+        job that would exceed `max_depth` is `full`; concurrent callers may overshoot by what they insert at once.
+
+        With a checkpoint, all jobs are of its queue, and nothing is written unless its value is still `was`:
+        `CheckpointConflict` otherwise. If any of them would be `full`, all are, and the checkpoint stays.
+        Raises `QueueClosed` after a shutdown.
+        """
+
+    def insert_blocking(
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> list[Inserted]:
+        """The same as `insert`, on the calling thread, by the shortest way that the engine has."""
+
+    def insert_on(
+        self,
+        connection: object,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+    ) -> list[Inserted]:
+        """The same inside the caller's own transaction: the jobs exist if and only if the caller commits.
+
+        `ForeignConnection` if the connection does not belong to this store's database.
+        """
+
+    # Sessions.
+
+    async def open_session(self, session: Session) -> None:
+        """Make the session known, open, with beat 0. Repeating it is harmless; a closed one stays closed."""
+
+    async def beat(self, session_id: SessionId) -> Beat:
+        """Raise the beat counter of an open session. Never opens one: for a closed or unknown one `open` is False."""
+
+    async def held(self, session_id: SessionId) -> list[Lease]:
+        """Every job in flight under the session, whether or not the session knows."""
+
+    async def sessions(self) -> list[SessionView]:
+        """Every session, open or closed, that has not been pruned."""
+
+    async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
+        """Close an open session, if its counter is still `if_beat` (None: in any case). True if this call closed it.
+
+        From then on its claims and moves are refused, those under way included.
+        """
+
+    # The life of a claim.
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Move due jobs to `in_flight` under the session, each with a version one higher than before.
+
+        `SessionClosed` if the session is not open, checked in the same atomic step. A paused queue yields nothing.
+        """
+
+    async def apply(self, moves: Sequence[Move]) -> list[Applied]:
+        """Carry out each move whose guard holds (`lifecycle.judge`), its key change and its `then` in one step.
+
+        A move to an end state takes the job out of the hot structure, stamps `ended_at` and keeps it for its
+        retention (failed: until somebody replays or forgets it). A move to `ready` clears a cancel that was asked.
+        """
+
+    def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
+        """The same inside the caller's own transaction, as with `insert_on`."""
+
+    async def note(self, lease: Lease, progress: bytes) -> Applied:
+        """Keep the progress of a running job: applied, or stale if the lease no longer holds."""
+
+    async def lost(self, limit: int, *, session_id: SessionId | None = None) -> list[Job]:
+        """Jobs in flight whose session is not open (of that session only, if given), however it came about."""
+
+    # Operators and keepers.
+
+    async def request_cancel(self, job_ids: Sequence[JobId]) -> list[CancelAnswer]:
+        """Cancel ready jobs at once; mark jobs in flight so that `beat` tells their worker."""
+
+    async def set_paused(self, queue: str, paused: bool) -> None:
+        """Stop or resume claims from a queue. What is in flight goes on."""
+
+    async def prune(self, limit: int) -> int:
+        """Remove up to `limit` rows whose time is over (ended jobs, keys, closed empty sessions). How many it was."""
+
+    async def forget(self, job_ids: Sequence[JobId]) -> int:
+        """Remove ended jobs, dead letters included, for good. How many it was. Live jobs are left alone."""
+
+    # Reading.
+
+    async def get(self, job_id: JobId) -> Job | None:
+        """The job, in whatever state it is."""
+
+    async def find(self, query: JobQuery) -> Page:
+        """Jobs that match, newest id first."""
+
+    async def counts(self) -> list[QueueCounts]:
+        """Every queue that has jobs or is paused, by name."""
+
+    async def checkpoint(self, queue: str, name: str) -> str | None:
+        """The cursor's present value."""
+
+    async def now(self) -> int:
+        """The store's clock."""
+
+    def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
+        """Yields soon after jobs may have become claimable in these queues. A hint: polling is the truth."""
+
+    async def __aenter__(self) -> Self:
+        """Open what is needed. Idempotent."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close it, after what is under way."""

@@ -1,0 +1,615 @@
+"""The engine in this process's memory: the reference implementation, the oracle of the random tests, and the store
+for small programs that can afford to lose their jobs with the process.
+
+Two kinds of heaps hold the ready jobs: one per lane for what is due, one per queue for what is scheduled. Claiming
+first promotes what has become due. Every method takes one lock; nothing here awaits while holding it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any, Self, TypedDict
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.errors import (
+    CheckpointConflict,
+    ForeignConnection,
+    InvalidOption,
+    QueueClosed,
+    SessionClosed,
+)
+from holdfast.job import ENDED, Job, JobId, Lease, NewJob, Reason, SessionId, State
+from holdfast.lanes import Lane, draw, serving_order
+from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
+from holdfast.ports import SYSTEM, Ports
+from holdfast.store import (
+    Beat,
+    CancelAnswer,
+    Checkpoint,
+    Claimed,
+    ClaimRequest,
+    DepthLimit,
+    Inserted,
+    InsertStatus,
+    JobQuery,
+    Page,
+    QueueCounts,
+    Session,
+    SessionView,
+)
+from holdfast.stores.wakeups import WakeupHub
+
+_CLOSED_SESSION_KEPT = 3600 * 1_000_000
+
+
+class Snapshot(TypedDict):
+    """The waiting jobs at one moment."""
+
+    depth: int
+    ready: int
+    scheduled: int
+    shutdown: bool
+
+
+class _HeldKey(msgspec.Struct, frozen=True):
+    payload_hash: str
+    job_id: JobId
+    expires_at: int
+
+
+class MemoryStore:
+    """A `Store` in memory. `capacity` bounds the waiting jobs of all queues together (None: only queue limits)."""
+
+    def __init__(self, *, ports: Ports = SYSTEM, capacity: int | None = None) -> None:
+        self._clock = ports.clock
+        self._capacity = capacity
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._hub = WakeupHub()
+        self._shutdown = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seq = 0
+        self._jobs: dict[JobId, Job] = {}
+        self._due: dict[Lane, list[tuple[int, int, JobId]]] = {}
+        self._scheduled: defaultdict[str, list[tuple[int, int, JobId]]] = defaultdict(list)
+        self._abandoned_entries = 0
+        self._depth: defaultdict[str, int] = defaultdict(int)
+        self._held: defaultdict[SessionId, dict[JobId, None]] = defaultdict(dict)
+        self._sessions: dict[SessionId, SessionView] = {}
+        self._keys: dict[tuple[str, str], _HeldKey] = {}
+        self._paused: set[str] = set()
+        self._checkpoints: dict[tuple[str, str], str] = {}
+
+    # What only this engine offers.
+
+    def snapshot(self) -> Snapshot:
+        """Depth, ready, scheduled and shutdown, at one moment."""
+        with self._lock:
+            now = self._clock.now()
+            waiting = [job for job in self._jobs.values() if job.state is State.READY]
+            scheduled = sum(job.run_at > now for job in waiting)
+            return Snapshot(
+                depth=len(waiting),
+                ready=len(waiting) - scheduled,
+                scheduled=scheduled,
+                shutdown=self._shutdown,
+            )
+
+    def purge(self) -> None:
+        """Drop everything and open again. For tests."""
+        with self._lock:
+            self._shutdown = False
+            self._clear()
+
+    def shutdown(self) -> None:
+        """Take no new jobs from now on. What is there can still be claimed and settled."""
+        with self._lock:
+            self._shutdown = True
+            self._changed.notify_all()
+        self._hub.notify()
+
+    def wait_until_due(self, queues: Collection[str], timeout: float) -> bool:
+        """Block until a job of these queues is due (True), or until the timeout or a shutdown with nothing left."""
+        deadline = self._clock.monotonic() + timeout
+        with self._changed:
+            while True:
+                now = self._clock.now()
+                next_due = self._next_due(queues)
+                if next_due is not None and next_due <= now:
+                    return True
+                left = deadline - self._clock.monotonic()
+                if left <= 0 or (self._shutdown and next_due is None):
+                    return False
+                self._changed.wait(left if next_due is None else min(left, (next_due - now) / 1_000_000))
+
+    # New jobs.
+
+    async def insert(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Inserted]:
+        """See `Store.insert`."""
+        if checkpoint is not None:
+            return self._insert_with_checkpoint(jobs, limits or {}, checkpoint)
+        return self.insert_blocking(jobs, limits=limits)
+
+    def insert_blocking(
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> list[Inserted]:
+        """See `Store.insert_blocking`."""
+        with self._lock:
+            self._refuse_if_shut_down()
+            now = self._clock.now()
+            inserted = [self._insert_one(job, now, limits or {}) for job in jobs]
+            self._changed.notify_all()
+        self._hub.notify({job.queue for job in jobs})
+        return inserted
+
+    def _insert_with_checkpoint(
+        self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit], checkpoint: Checkpoint
+    ) -> list[Inserted]:
+        if any(job.queue != checkpoint.queue for job in jobs):
+            raise InvalidOption(f"with a checkpoint, every job must be of its queue {checkpoint.queue!r}")
+        with self._lock:
+            self._refuse_if_shut_down()
+            place = (checkpoint.queue, checkpoint.name)
+            if self._checkpoints.get(place) != checkpoint.was:
+                raise CheckpointConflict(
+                    f"checkpoint {checkpoint.name!r} of queue {checkpoint.queue!r} was moved by another process; "
+                    f"read it again and go on from there"
+                )
+            fresh = sum(job.id not in self._jobs for job in jobs)
+            if fresh > self._room(checkpoint.queue, limits.get(checkpoint.queue, DepthLimit())):
+                return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
+            self._checkpoints[place] = checkpoint.now
+            return self.insert_blocking(jobs, limits=limits)
+
+    def _refuse_if_shut_down(self) -> None:
+        if self._shutdown:
+            raise QueueClosed("this store was shut down and takes no new jobs; open a new one")
+
+    def _insert_one(self, new: NewJob, now: int, limits: Mapping[str, DepthLimit]) -> Inserted:
+        if new.id in self._jobs:
+            return Inserted(new.id, InsertStatus.EXISTING)
+        if new.key and (holder := self._key_holder(new.queue, new.key.text, now)):
+            same = holder.payload_hash == new.key.payload_hash
+            return Inserted(holder.job_id, InsertStatus.EXISTING if same else InsertStatus.KEY_CONFLICT)
+        limit = limits.get(new.queue, DepthLimit())
+        if self._room(new.queue, limit) < 1:
+            return Inserted(new.id, InsertStatus.FULL)
+        job = Job(
+            id=new.id,
+            task=new.task,
+            payload=new.payload,
+            task_version=new.task_version,
+            queue=new.queue,
+            share=new.share,
+            priority=new.priority,
+            state=State.READY,
+            reason=Reason.ENQUEUED,
+            run_at=now + new.delay if new.run_at is None else max(new.run_at, now),
+            seq=self._next_seq(),
+            created_at=now,
+            version=0,
+            session_id=None,
+            attempt=0,
+            failures=0,
+            crashes=0,
+            snoozes=0,
+            suspect=False,
+            cancel_asked=False,
+            max_retries=new.max_retries,
+            retention=new.retention,
+            key=new.key,
+            correlation_id=new.correlation_id,
+            claimed_at=None,
+            ended_at=None,
+            failure_history=b"",
+            result=None,
+            progress=None,
+        )
+        if new.key:
+            self._keys[new.queue, new.key.text] = _HeldKey(new.key.payload_hash, new.id, now + new.key.window)
+        self._line_up(job, now)
+        return Inserted(
+            new.id,
+            InsertStatus.CREATED,
+            deep=limit.warn_depth is not None and self._depth[new.queue] >= limit.warn_depth,
+        )
+
+    def _room(self, queue: str, limit: DepthLimit) -> float:
+        """How many more jobs the queue may take."""
+        in_queue = math.inf if limit.max_depth is None else limit.max_depth - self._depth[queue]
+        in_all = math.inf if self._capacity is None else self._capacity - sum(self._depth.values())
+        return min(in_queue, in_all)
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _key_holder(self, queue: str, key: str, now: int) -> _HeldKey | None:
+        holder = self._keys.get((queue, key))
+        return holder if holder and holder.expires_at > now else None
+
+    def insert_on(
+        self,
+        connection: object,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+    ) -> list[Inserted]:
+        """Always refused: memory has no transactions to share."""
+        raise ForeignConnection("the memory store has no transactions; use SQLite, PostgreSQL or MySQL for connection=")
+
+    # The two kinds of heaps.
+
+    def _line_up(self, job: Job, now: int) -> None:
+        """Store a ready job and put it into the heap where it belongs."""
+        self._jobs[job.id] = job
+        self._depth[job.queue] += 1
+        entry = (job.run_at, job.seq, job.id)
+        if job.run_at <= now:
+            lane = Lane(job.queue, job.priority, job.share)
+            heapq.heappush(self._due.setdefault(lane, []), entry)
+        else:
+            heapq.heappush(self._scheduled[job.queue], entry)
+
+    def _take_from_line(self, job: Job, *, leaves_entry: bool) -> None:
+        """Account for a job that is ready no longer. A cancelled one leaves its heap entry behind, to be skipped."""
+        self._depth[job.queue] -= 1
+        if leaves_entry:
+            self._abandoned_entries += 1
+            if self._abandoned_entries > sum(self._depth.values()) + 64:
+                self._rebuild_heaps()
+
+    def _rebuild_heaps(self) -> None:
+        now = self._clock.now()
+        self._due.clear()
+        self._scheduled.clear()
+        self._depth.clear()
+        self._abandoned_entries = 0
+        for job in [job for job in self._jobs.values() if job.state is State.READY]:
+            self._line_up(job, now)
+
+    def _current(self, entry: tuple[int, int, JobId]) -> Job | None:
+        """The job that a heap entry stands for, unless it was abandoned."""
+        run_at, seq, job_id = entry
+        job = self._jobs.get(job_id)
+        if job and job.state is State.READY and job.seq == seq and job.run_at == run_at:
+            return job
+        return None
+
+    def _promote(self, queue: str, now: int) -> None:
+        scheduled = self._scheduled[queue]
+        while scheduled and scheduled[0][0] <= now:
+            entry = heapq.heappop(scheduled)
+            if job := self._current(entry):
+                heapq.heappush(self._due.setdefault(Lane(queue, job.priority, job.share), []), entry)
+
+    def _next_due(self, queues: Collection[str]) -> int | None:
+        heaps = [heap for lane, heap in self._due.items() if lane.queue in queues]
+        heaps += [self._scheduled[queue] for queue in queues]
+        earliest = []
+        for heap in heaps:
+            while heap and not self._current(heap[0]):
+                heapq.heappop(heap)
+            if heap:
+                earliest.append(heap[0][0])
+        return min(earliest, default=None)
+
+    # Sessions.
+
+    async def open_session(self, session: Session) -> None:
+        """See `Store.open_session`."""
+        with self._lock:
+            now = self._clock.now()
+            self._sessions.setdefault(
+                session.id,
+                SessionView(
+                    id=session.id,
+                    beat=0,
+                    open=True,
+                    opened_at=now,
+                    beat_at=now,
+                    host=session.host,
+                    pid=session.pid,
+                    queues=session.queues,
+                ),
+            )
+
+    def _is_open(self, session_id: SessionId | None) -> bool:
+        session = self._sessions.get(session_id or "")
+        return session is not None and session.open
+
+    async def beat(self, session_id: SessionId) -> Beat:
+        """See `Store.beat`."""
+        with self._lock:
+            if not self._is_open(session_id):
+                return Beat(open=False, held=0, cancel=())
+            session = self._sessions[session_id]
+            self._sessions[session_id] = replace(session, beat=session.beat + 1, beat_at=self._clock.now())
+            held = self._held[session_id]
+            return Beat(
+                open=True,
+                held=len(held),
+                cancel=tuple(job_id for job_id in held if self._jobs[job_id].cancel_asked),
+            )
+
+    async def held(self, session_id: SessionId) -> list[Lease]:
+        """See `Store.held`."""
+        with self._lock:
+            return [self._jobs[job_id].lease for job_id in self._held[session_id]]
+
+    async def sessions(self) -> list[SessionView]:
+        """See `Store.sessions`."""
+        with self._lock:
+            return list(self._sessions.values())
+
+    async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
+        """See `Store.close_session`."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+            if session is None or not session.open or (if_beat is not None and session.beat != if_beat):
+                return False
+            self._sessions[session_id] = replace(session, open=False, beat_at=self._clock.now())
+            return True
+
+    # The life of a claim.
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """See `Store.claim`."""
+        with self._lock:
+            if not self._is_open(request.session_id):
+                raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
+            now = self._clock.now()
+            jobs: list[Job] = []
+            queues = [queue for queue in request.queues if queue not in self._paused]
+            for queue in queues:
+                self._promote(queue, now)
+                lanes = [lane for lane, heap in self._due.items() if heap and lane.queue == queue]
+                groups = serving_order(lanes, request.turn)
+                jobs += draw(groups, request.limit - len(jobs), self._pull)
+            claimed = tuple(self._hand_over(job, request.session_id, now) for job in jobs)
+            return Claimed(jobs=claimed, now=now, next_due=self._next_due(queues))
+
+    def _pull(self, lane: Lane, most: int) -> list[Job]:
+        heap = self._due[lane]
+        pulled: list[Job] = []
+        while heap and len(pulled) < most:
+            if job := self._current(heapq.heappop(heap)):
+                pulled.append(job)
+        if not heap:
+            del self._due[lane]
+        return pulled
+
+    def _hand_over(self, job: Job, session_id: SessionId, now: int) -> Job:
+        claimed = replace(
+            job,
+            state=State.IN_FLIGHT,
+            reason=Reason.CLAIMED,
+            session_id=session_id,
+            version=job.version + 1,
+            claimed_at=now,
+            progress=None,
+        )
+        self._take_from_line(job, leaves_entry=False)
+        self._jobs[job.id] = claimed
+        self._held[session_id][job.id] = None
+        return claimed
+
+    async def apply(self, moves: Sequence[Move]) -> list[Applied]:
+        """See `Store.apply`."""
+        with self._lock:
+            now = self._clock.now()
+            answers = [self._apply_one(move, now) for move in moves]
+            self._changed.notify_all()
+        self._hub.notify({move.queue for move in moves if move.to is State.READY})
+        return answers
+
+    def _standing(self, job: Job) -> Standing:
+        return Standing(
+            state=job.state,
+            reason=job.reason,
+            version=job.version,
+            session_id=job.session_id,
+            session_open=self._is_open(job.session_id),
+            cancel_asked=job.cancel_asked,
+        )
+
+    def _apply_one(self, move: Move, now: int) -> Applied:
+        job = self._jobs.get(move.job_id)
+        verdict = judge(move, self._standing(job) if job else None)
+        if job is None or verdict is not Applied.APPLIED:
+            return verdict
+        if job.key and move.key_change is KeyChange.TAKE:
+            holder = self._key_holder(job.queue, job.key.text, now)
+            if holder and holder.job_id != job.id:
+                return Applied.KEY_TAKEN
+            self._keys[job.queue, job.key.text] = _HeldKey(job.key.payload_hash, job.id, now + job.key.window)
+        elif job.key and move.key_change is KeyChange.FREE:
+            holder = self._keys.get((job.queue, job.key.text))
+            if holder and holder.job_id == job.id:
+                del self._keys[job.queue, job.key.text]
+
+        if job.state is State.READY:
+            self._take_from_line(job, leaves_entry=True)
+        elif job.state is State.IN_FLIGHT:
+            del self._held[job.session_id or ""][job.id]
+        goes_back = move.to is State.READY
+        moved = replace(
+            job,
+            state=move.to,
+            reason=move.reason,
+            version=job.version + move.raise_version,
+            attempt=move.attempt,
+            failures=move.failures,
+            crashes=move.crashes,
+            snoozes=move.snoozes,
+            suspect=move.suspect,
+            failure_history=move.failure_history,
+            result=move.result,
+            cancel_asked=job.cancel_asked and not goes_back,
+            run_at=job.run_at if move.delay is None else now + move.delay,
+            seq=self._next_seq() if job.state in ENDED else job.seq,
+            ended_at=None if goes_back else now,
+        )
+        if goes_back:
+            self._line_up(moved, now)
+        else:
+            self._jobs[job.id] = moved
+        for following in move.then:
+            self._insert_one(following, now, {})
+        return Applied.APPLIED
+
+    def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
+        """Always refused: memory has no transactions to share."""
+        raise ForeignConnection("the memory store has no transactions; use SQLite, PostgreSQL or MySQL for connection=")
+
+    async def note(self, lease: Lease, progress: bytes) -> Applied:
+        """See `Store.note`."""
+        with self._lock:
+            job = self._jobs.get(lease.job_id)
+            if job is None:
+                return Applied.GONE
+            if job.state is not State.IN_FLIGHT or job.lease != lease or not self._is_open(lease.session_id):
+                return Applied.STALE
+            self._jobs[job.id] = replace(job, progress=progress)
+            return Applied.APPLIED
+
+    async def lost(self, limit: int, *, session_id: SessionId | None = None) -> list[Job]:
+        """See `Store.lost`."""
+        with self._lock:
+            return [
+                self._jobs[job_id]
+                for holder, held in self._held.items()
+                if not self._is_open(holder) and session_id in (None, holder)
+                for job_id in held
+            ][:limit]
+
+    # Operators and keepers.
+
+    async def request_cancel(self, job_ids: Sequence[JobId]) -> list[CancelAnswer]:
+        """See `Store.request_cancel`."""
+        with self._lock:
+            now = self._clock.now()
+            return [self._request_cancel_one(job_id, now) for job_id in job_ids]
+
+    def _request_cancel_one(self, job_id: JobId, now: int) -> CancelAnswer:
+        job = self._jobs.get(job_id)
+        if job is None:
+            return CancelAnswer.GONE
+        if job.state is State.READY:
+            self._apply_one(cancel(job), now)
+            return CancelAnswer.CANCELLED
+        if job.state is State.IN_FLIGHT:
+            self._jobs[job_id] = replace(job, cancel_asked=True)
+            return CancelAnswer.ASKED
+        return CancelAnswer.ENDED
+
+    async def set_paused(self, queue: str, paused: bool) -> None:
+        """See `Store.set_paused`."""
+        with self._lock:
+            if paused:
+                self._paused.add(queue)
+            else:
+                self._paused.discard(queue)
+        self._hub.notify({queue})
+
+    async def prune(self, limit: int) -> int:
+        """See `Store.prune`."""
+        with self._lock:
+            now = self._clock.now()
+            jobs = [
+                job.id
+                for job in self._jobs.values()
+                if job.ended_at is not None and job.state is not State.FAILED and job.ended_at + job.retention <= now
+            ]
+            keys = [place for place, held in self._keys.items() if held.expires_at <= now]
+            sessions = [
+                session.id
+                for session in self._sessions.values()
+                if not session.open and session.beat_at + _CLOSED_SESSION_KEPT <= now and not self._held[session.id]
+            ]
+            over: list[tuple[dict[Any, Any], object]] = [(self._jobs, job_id) for job_id in jobs]
+            over += [(self._keys, place) for place in keys]
+            over += [(self._sessions, session_id) for session_id in sessions]
+            for table, key in over[:limit]:
+                del table[key]
+            return len(over[:limit])
+
+    async def forget(self, job_ids: Sequence[JobId]) -> int:
+        """See `Store.forget`."""
+        with self._lock:
+            ended = [job_id for job_id in job_ids if (job := self._jobs.get(job_id)) and job.state in ENDED]
+            for job_id in ended:
+                del self._jobs[job_id]
+            return len(ended)
+
+    # Reading.
+
+    async def get(self, job_id: JobId) -> Job | None:
+        """See `Store.get`."""
+        with self._lock:
+            return self._jobs.get(job_id)
+
+    async def find(self, query: JobQuery) -> Page:
+        """See `Store.find`."""
+        with self._lock:
+            matching = sorted(
+                (
+                    job
+                    for job in self._jobs.values()
+                    if (not query.states or job.state in query.states)
+                    and query.queue in (None, job.queue)
+                    and query.task in (None, job.task)
+                    and query.correlation_id in (None, job.correlation_id)
+                    and (query.cursor is None or job.id < query.cursor)
+                ),
+                key=lambda job: job.id,
+                reverse=True,
+            )
+        page = tuple(matching[: query.limit])
+        return Page(page, page[-1].id if len(matching) > query.limit else None)
+
+    async def counts(self) -> list[QueueCounts]:
+        """See `Store.counts`."""
+        with self._lock:
+            now = self._clock.now()
+            tally: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+            for queue in self._paused:
+                tally[queue]["ready"] += 0
+            for job in self._jobs.values():
+                waits = job.state is State.READY and job.run_at > now
+                tally[job.queue]["scheduled" if waits else job.state.value] += 1
+            return [QueueCounts(queue=queue, paused=queue in self._paused, **tally[queue]) for queue in sorted(tally)]
+
+    async def checkpoint(self, queue: str, name: str) -> str | None:
+        """See `Store.checkpoint`."""
+        with self._lock:
+            return self._checkpoints.get((queue, name))
+
+    async def now(self) -> int:
+        """See `Store.now`."""
+        return self._clock.now()
+
+    def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
+        """See `Store.wakeups`."""
+        return self._hub.waiting(queues)
+
+    async def __aenter__(self) -> Self:
+        """Nothing to open."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to close: the jobs live as long as this object."""

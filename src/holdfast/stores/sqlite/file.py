@@ -1,0 +1,138 @@
+"""The database file: how it is made, opened, and watched so that it cannot be exchanged unnoticed.
+
+SQLite in WAL mode needs shared memory and POSIX locks, so a network file system breaks its promises; a file that is
+deleted or replaced while it is open would swallow jobs without an error. Both are refused here.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from holdfast.errors import StoreReplaced, StoreUnavailable, UnsafeStore
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "9p",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ocfs2",
+        "gfs2",
+        "davfs",
+    ]
+)
+_NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "glusterfs", "davfs", "smbnetfs", "blobfuse", "ceph")
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`, from the text of /proc/self/mountinfo ('' if it is not there)."""
+    found, depth = "", -1
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) < 5 or not right:
+            continue
+        point = Path(fields[4].encode().decode("unicode_escape"))
+        if path.is_relative_to(point) and len(point.parts) >= depth:
+            found, depth = right.split()[0], len(point.parts)
+    return found
+
+
+def refuse_network_file_system(path: Path, mounts_file: Path = Path("/proc/self/mountinfo")) -> None:
+    """`UnsafeStore` if the file lies on a network file system that this machine can name."""
+    try:
+        mounts = mounts_file.read_text()
+    except OSError:
+        return
+    kind = file_system_of(path, mounts)
+    if kind in NETWORK_FILE_SYSTEMS or any(word in kind for word in _NETWORK_FUSE):
+        raise UnsafeStore(
+            f"{path} is on a {kind} file system. SQLite cannot keep accepted jobs safe over a network: "
+            f"put the file on a local disk, or use PostgreSQL, MySQL or Redis"
+        )
+
+
+def create_private(path: Path) -> None:
+    """Make the file if it is missing, readable by its owner alone. SQLite gives its side files the same mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise StoreUnavailable(f"cannot create the database file {path}: {error.strerror}") from error
+
+
+def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
+    """An open connection with our settings. Any thread may use it, one at a time: callers hold a lock."""
+    connection = sqlite3.connect(
+        path,
+        timeout=0,  # waiting for the lock is ours to do: see `writer.py`
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    try:
+        for pragma in (
+            "busy_timeout = 5000",  # several processes may switch a new file to WAL at once
+            "journal_mode = WAL",
+            # FULL: a commit returns when the disk has it. NORMAL survives a crash of the process, not a power cut.
+            f"synchronous = {'FULL' if durable else 'NORMAL'}",
+            "trusted_schema = OFF",
+            "cell_size_check = ON",
+            "temp_store = MEMORY",
+            "cache_size = -65536",
+            "busy_timeout = 0",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal":
+            raise UnsafeStore(f"{path} cannot use a write-ahead log (its journal mode is {mode!r})")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class FileIdentity:
+    """Notices that the database file or its log is no longer the one that was opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._log = f"{path}-wal"
+        self._file_id = self._identity(self._path)
+        self._log_id: tuple[int, int] | None = None
+
+    def _identity(self, path: str) -> tuple[int, int]:
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            raise StoreReplaced(
+                f"{path} was deleted while it was open. Nothing more is written to it, since it would be lost: "
+                f"restore the file and restart the process"
+            ) from None
+        return status.st_dev, status.st_ino
+
+    def check(self) -> None:
+        """`StoreReplaced` if the file was deleted or exchanged. Call it inside a write transaction, before writing."""
+        if self._identity(self._path) != self._file_id:
+            raise StoreReplaced(
+                f"{self._path} was replaced by another file while it was open. Nothing more is written to the old "
+                f"one: restart the process to use the new one, and make backups with SQLite's backup API"
+            )
+        # The log exists from the first transaction on, for as long as anybody has the file open.
+        log_id = self._identity(self._log)
+        if self._log_id is None:
+            self._log_id = log_id
+        elif log_id != self._log_id:
+            raise StoreReplaced(f"{self._log} was replaced while it was open: restart the process")

@@ -1,0 +1,88 @@
+"""The caller's own connection as a place for our statements: the jobs share the fate of the caller's transaction.
+
+Accepted are a `sqlite3.Connection`, and a SQLAlchemy `Session` or `Connection` on it. An `AsyncSession` or
+`AsyncConnection` arrives here through its own `run_sync`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from holdfast.errors import ForeignConnection
+from holdfast.stores.sqlite.verbs import Cursor
+
+
+class GuestConnection:
+    """A connection of the caller's, inside a transaction that the caller will end."""
+
+    def __init__(self, connection: object, path: Path) -> None:
+        """`ForeignConnection` unless it is open on the store's own file and in a transaction, or able to begin one."""
+        self._connection = _driver_connection(connection)
+        self._require_same_file(path)
+        self._require_transaction()
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
+        """Run one statement. The caller's row factory does not apply."""
+        cursor = self._cursor()
+        cursor.execute(sql, parameters)
+        return cast(Cursor, cursor)
+
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor:
+        """Run one statement for every set of parameters."""
+        cursor = self._cursor()
+        cursor.executemany(sql, list(parameters))
+        return cast(Cursor, cursor)
+
+    def _cursor(self) -> Any:
+        cursor = self._connection.cursor()
+        if isinstance(cursor, sqlite3.Cursor):
+            cursor.row_factory = None
+        return cursor
+
+    def _require_same_file(self, path: Path) -> None:
+        rows = self.execute("PRAGMA database_list").fetchall()
+        theirs = next((row[2] for row in rows if row[1] == "main"), "")
+        if not theirs or not path.exists() or not os.path.samefile(theirs, path):
+            raise ForeignConnection(
+                f"the connection is open on {theirs or 'a database in memory'}, the store on {path}: a job can only "
+                f"be part of a transaction on the store's own file"
+            )
+
+    def _require_transaction(self) -> None:
+        driver = getattr(self._connection, "driver_connection", self._connection)
+        if driver.in_transaction:
+            return
+        if driver.isolation_level is None:
+            raise ForeignConnection(
+                "the connection is in autocommit mode and has no transaction: execute BEGIN first, so that there "
+                "is a commit or rollback for the job to follow"
+            )
+        # sqlite3 begins by itself only before the caller's first write, and ours comes first.
+        self.execute("BEGIN IMMEDIATE")
+
+
+def _driver_connection(connection: object) -> Any:
+    if isinstance(connection, sqlite3.Connection):
+        return connection
+    # SQLAlchemy, without importing it: Session.connection() -> Connection; Connection.connection -> the pooled one.
+    to_connection = getattr(connection, "connection", None)
+    bound = to_connection() if callable(to_connection) else connection
+    pooled = getattr(bound, "connection", None)
+    driver = getattr(pooled, "dbapi_connection", None)
+    if driver is None or not hasattr(driver, "cursor"):
+        raise ForeignConnection(
+            f"a {type(connection).__module__}.{type(connection).__qualname__} is no connection that a SQLite store "
+            f"can share: pass a sqlite3.Connection, or a SQLAlchemy Session or Connection on the store's file"
+        )
+    if not isinstance(getattr(driver, "driver_connection", driver), sqlite3.Connection) and not hasattr(
+        getattr(driver, "driver_connection", None), "in_transaction"
+    ):
+        raise ForeignConnection(
+            f"the connection uses the driver {type(driver).__module__}, but the store is a SQLite file: a job can "
+            f"only be part of a transaction on the store's own database"
+        )
+    return driver

@@ -1,0 +1,82 @@
+"""Brings a file to this version's schema: numbered files, applied in order, each once, under the write lock.
+
+Safe when run twice, by several processes at once, or killed half-way: every step is one transaction that also writes
+its number. The number is MAJOR * 1000 + MINOR in the name: code goes on with a schema that has a newer minor number
+and refuses one with a newer major number.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from importlib.resources import files
+
+import msgspec
+
+from holdfast.errors import SchemaOutdated
+
+_MINORS_PER_MAJOR = 1_000
+
+
+class Migration(msgspec.Struct, frozen=True, gc=False):
+    """One numbered file."""
+
+    number: int
+    name: str
+    text: str
+
+
+def shipped() -> list[Migration]:
+    """The migrations of this version, in order."""
+    folder = files("holdfast.stores.sqlite").joinpath("migrations")
+    found = [
+        Migration(int(entry.name.split("_")[0]), entry.name, entry.read_text("utf-8"))
+        for entry in folder.iterdir()
+        if entry.name.endswith(".sql")
+    ]
+    return sorted(found, key=lambda migration: migration.number)
+
+
+def statements(text: str) -> Iterator[str]:
+    """The single statements of a script: a trigger's body has semicolons of its own, so SQLite must judge the end."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def schema_number(connection: sqlite3.Connection, namespace: str) -> int:
+    """The number of the last migration applied; 0 for a file without our tables."""
+    known = connection.execute(
+        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (f"{namespace}_schema",)
+    ).fetchone()
+    if not known:
+        return 0
+    row = connection.execute(f"SELECT max(number) FROM {namespace}_schema").fetchone()  # noqa: S608
+    return int(row[0] or 0)
+
+
+def migrate(connection: sqlite3.Connection, namespace: str, migrations: list[Migration]) -> None:
+    """Apply what is missing. The caller holds the write transaction; it commits."""
+    here = schema_number(connection, namespace)
+    newest = migrations[-1].number
+    if here // _MINORS_PER_MAJOR > newest // _MINORS_PER_MAJOR:
+        raise SchemaOutdated(
+            f"the file has schema {here}, made by a newer major version of Holdfast than this one (schema "
+            f"{newest}): upgrade this process"
+        )
+    if here >= newest:
+        return
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {namespace}_schema (number INTEGER PRIMARY KEY, name TEXT NOT NULL)"
+    )
+    for migration in migrations:
+        if migration.number > here:
+            for statement in statements(migration.text.replace("{ns}", namespace)):
+                connection.execute(statement)
+            connection.execute(
+                f"INSERT INTO {namespace}_schema VALUES (?, ?)",  # noqa: S608
+                (migration.number, migration.name),
+            )

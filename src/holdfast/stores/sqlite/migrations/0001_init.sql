@@ -1,0 +1,144 @@
+-- The first schema. `{ns}` is the namespace, "holdfast" unless the URL says otherwise.
+
+-- Every job that has not ended. A ready job and the same job in flight are one row: claiming it rewrites the row in
+-- place and takes it out of the partial index, which on SQLite costs half of moving it between two tables.
+CREATE TABLE {ns}_live (
+    seq             INTEGER PRIMARY KEY AUTOINCREMENT,
+    id              TEXT    NOT NULL UNIQUE,
+    task            TEXT    NOT NULL,
+    payload         BLOB    NOT NULL,
+    task_version    TEXT    NOT NULL,
+    queue           TEXT    NOT NULL,
+    share           TEXT    NOT NULL,
+    priority        INTEGER NOT NULL,
+    state           TEXT    NOT NULL CHECK (state IN ('ready', 'in_flight')),
+    reason          TEXT    NOT NULL,
+    run_at          INTEGER NOT NULL,
+    created_at      INTEGER NOT NULL,
+    version         INTEGER NOT NULL,
+    session_id      TEXT,
+    attempt         INTEGER NOT NULL,
+    failures        INTEGER NOT NULL,
+    crashes         INTEGER NOT NULL,
+    snoozes         INTEGER NOT NULL,
+    suspect         INTEGER NOT NULL,
+    cancel_asked    INTEGER NOT NULL,
+    max_retries     INTEGER NOT NULL,
+    retention       INTEGER NOT NULL,
+    key             TEXT,
+    key_hash        TEXT,
+    key_window      INTEGER,
+    correlation_id  TEXT,
+    claimed_at      INTEGER,
+    failure_history BLOB    NOT NULL,
+    progress        BLOB
+);
+-- The lanes, each in the order in which it is served.
+CREATE INDEX {ns}_lanes ON {ns}_live (queue, priority, share, run_at) WHERE state = 'ready';
+CREATE INDEX {ns}_held ON {ns}_live (session_id) WHERE state = 'in_flight';
+
+-- Jobs that have ended. Ids are UUIDv7, so rows arrive nearly in key order and the tree is written at its right edge.
+CREATE TABLE {ns}_ended (
+    id              TEXT    NOT NULL PRIMARY KEY,
+    task            TEXT    NOT NULL,
+    payload         BLOB    NOT NULL,
+    task_version    TEXT    NOT NULL,
+    queue           TEXT    NOT NULL,
+    share           TEXT    NOT NULL,
+    priority        INTEGER NOT NULL,
+    state           TEXT    NOT NULL CHECK (state IN ('succeeded', 'failed', 'cancelled')),
+    reason          TEXT    NOT NULL,
+    run_at          INTEGER NOT NULL,
+    seq             INTEGER NOT NULL,
+    created_at      INTEGER NOT NULL,
+    version         INTEGER NOT NULL,
+    session_id      TEXT,
+    attempt         INTEGER NOT NULL,
+    failures        INTEGER NOT NULL,
+    crashes         INTEGER NOT NULL,
+    snoozes         INTEGER NOT NULL,
+    suspect         INTEGER NOT NULL,
+    cancel_asked    INTEGER NOT NULL,
+    max_retries     INTEGER NOT NULL,
+    retention       INTEGER NOT NULL,
+    key             TEXT,
+    key_hash        TEXT,
+    key_window      INTEGER,
+    correlation_id  TEXT,
+    claimed_at      INTEGER,
+    failure_history BLOB    NOT NULL,
+    progress        BLOB,
+    ended_at        INTEGER NOT NULL,
+    expires_at      INTEGER,             -- null: a dead letter, kept until somebody replays or forgets it
+    result          BLOB
+) WITHOUT ROWID;
+CREATE INDEX {ns}_expiring ON {ns}_ended (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX {ns}_dead ON {ns}_ended (id) WHERE state = 'failed';
+
+-- How many ended jobs there are per queue and state, so that nobody has to count them.
+CREATE TABLE {ns}_totals (
+    queue TEXT NOT NULL, state TEXT NOT NULL, jobs INTEGER NOT NULL, PRIMARY KEY (queue, state)
+) WITHOUT ROWID;
+
+CREATE TABLE {ns}_keys (
+    queue      TEXT    NOT NULL,
+    key        TEXT    NOT NULL,
+    key_hash   TEXT    NOT NULL,
+    job_id     TEXT    NOT NULL,
+    expires_at INTEGER NOT NULL,
+    PRIMARY KEY (queue, key)
+) WITHOUT ROWID;
+CREATE INDEX {ns}_keys_expiring ON {ns}_keys (expires_at);
+
+CREATE TABLE {ns}_sessions (
+    id        TEXT    NOT NULL PRIMARY KEY,
+    beat      INTEGER NOT NULL,
+    open      INTEGER NOT NULL,
+    opened_at INTEGER NOT NULL,
+    beat_at   INTEGER NOT NULL,
+    host      TEXT    NOT NULL,
+    pid       INTEGER NOT NULL,
+    queues    TEXT    NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE {ns}_paused (queue TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID;
+
+CREATE TABLE {ns}_checkpoints (
+    queue TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (queue, name)
+) WITHOUT ROWID;
+
+-- For people and for plain SQL: the jobs that wait. INSERT INTO {ns}_ready (task, payload) is a valid enqueue.
+CREATE VIEW {ns}_ready AS
+    SELECT id, task, payload, task_version, queue, share, priority, run_at, max_retries, retention, correlation_id,
+           created_at, attempt, failures, reason
+    FROM {ns}_live WHERE state = 'ready';
+
+CREATE TRIGGER {ns}_ready_insert INSTEAD OF INSERT ON {ns}_ready BEGIN
+    INSERT INTO {ns}_live (
+        id, task, payload, task_version, queue, share, priority, state, reason, run_at, created_at, version, attempt,
+        failures, crashes, snoozes, suspect, cancel_asked, max_retries, retention, correlation_id, failure_history
+    )
+    SELECT
+        -- A UUIDv7 from the clock and random bits, as clients make them.
+        coalesce(NEW.id, lower(
+            printf('%08x-%04x-7', now / 65536000, now / 1000 % 65536) || substr(hex(randomblob(2)), 2)
+            || '-' || substr('89AB', 1 + abs(random() % 4), 1) || substr(hex(randomblob(2)), 2)
+            || '-' || hex(randomblob(6))
+        )),
+        NEW.task,
+        CAST(NEW.payload AS BLOB),
+        coalesce(NEW.task_version, '1'),
+        coalesce(NEW.queue, 'default'),
+        coalesce(NEW.share, ''),
+        coalesce(NEW.priority, 5),
+        'ready',
+        'enqueued',
+        max(coalesce(NEW.run_at, now), now),
+        now,
+        0, 0, 0, 0, 0, 0, 0,
+        coalesce(NEW.max_retries, 3),
+        coalesce(NEW.retention, 604800000000),
+        NEW.correlation_id,
+        x''
+    FROM (SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000 AS now);
+END;

@@ -1,0 +1,105 @@
+"""Jobs as rows: the columns, in one order for both tables, and the way back to a `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.job import Job, Key, Reason, State
+
+IDENTITY = (
+    "id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window, "
+    "correlation_id, created_at"
+)
+"""What never changes after the insert."""
+
+LIVE_COLUMNS = (
+    f"{IDENTITY}, seq, state, reason, run_at, version, session_id, attempt, failures, crashes, snoozes, suspect, "
+    "cancel_asked, claimed_at, failure_history, progress"
+)
+ENDED_COLUMNS = f"{LIVE_COLUMNS}, ended_at, result"
+LIVE_AS_ENDED = f"{LIVE_COLUMNS}, NULL, NULL"
+
+_STATES = {state.value: state for state in State}
+_REASONS = {reason.value: reason for reason in Reason}
+
+
+def state_of(text: str) -> State:
+    """The state; an unknown one, written by a newer version or by hand, is an error with a clear text."""
+    try:
+        return _STATES[text]
+    except KeyError:
+        raise ValueError(f"unknown job state {text!r:.40} in the database") from None
+
+
+def reason_of(text: str) -> Reason:
+    """The reason; one that this version does not know reads as the plain `enqueued`."""
+    return _REASONS.get(text, Reason.ENQUEUED)
+
+
+def job_from_row(row: Sequence[Any]) -> Job:
+    """A job from `ENDED_COLUMNS` or `LIVE_AS_ENDED`."""
+    (
+        job_id,
+        task,
+        payload,
+        task_version,
+        queue,
+        share,
+        priority,
+        max_retries,
+        retention,
+        key,
+        key_hash,
+        key_window,
+        correlation_id,
+        created_at,
+        seq,
+        state,
+        reason,
+        run_at,
+        version,
+        session_id,
+        attempt,
+        failures,
+        crashes,
+        snoozes,
+        suspect,
+        cancel_asked,
+        claimed_at,
+        failure_history,
+        progress,
+        ended_at,
+        result,
+    ) = row
+    return Job(
+        id=job_id,
+        task=task,
+        payload=payload,
+        task_version=task_version,
+        queue=queue,
+        share=share,
+        priority=priority,
+        state=state_of(state),
+        reason=reason_of(reason),
+        run_at=run_at,
+        seq=seq,
+        created_at=created_at,
+        version=version,
+        session_id=session_id,
+        attempt=attempt,
+        failures=failures,
+        crashes=crashes,
+        snoozes=snoozes,
+        suspect=bool(suspect),
+        cancel_asked=bool(cancel_asked),
+        max_retries=max_retries,
+        retention=retention,
+        key=None if key is None else Key(key, key_hash, key_window),
+        correlation_id=correlation_id,
+        claimed_at=claimed_at,
+        ended_at=ended_at,
+        failure_history=failure_history,
+        result=result,
+        progress=progress,
+    )

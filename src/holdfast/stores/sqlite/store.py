@@ -1,0 +1,300 @@
+"""`SqliteStore`: the port on one SQLite file. Every write is one hop to the writer, every read one to the reader."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+import msgspec
+
+from holdfast.errors import InvalidOption, OutcomeUnknown
+from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State, check_name
+from holdfast.lifecycle import Applied, Move
+from holdfast.ports import SYSTEM, Ports
+from holdfast.store import (
+    Beat,
+    CancelAnswer,
+    Checkpoint,
+    Claimed,
+    ClaimRequest,
+    DepthLimit,
+    Inserted,
+    JobQuery,
+    Page,
+    QueueCounts,
+    Session,
+    SessionView,
+)
+from holdfast.stores.sqlite.file import create_private, refuse_network_file_system
+from holdfast.stores.sqlite.guest import GuestConnection
+from holdfast.stores.sqlite.migrate import migrate, shipped
+from holdfast.stores.sqlite.reader import Reader
+from holdfast.stores.sqlite.verbs import Verbs
+from holdfast.stores.sqlite.writer import Writer, store_error
+from holdfast.stores.wakeups import WakeupHub
+
+T = TypeVar("T")
+
+_WATCH_INTERVAL = 0.005
+_DURABILITIES = ("full", "relaxed")
+
+
+class _Opened(msgspec.Struct, frozen=True):
+    writer: Writer
+    reader: Reader
+    process: int
+
+
+class SqliteStore:
+    """A `Store` in one file. Opens, and brings the schema up to date, when it is first used.
+
+    `durability="full"` (the default): an accepted job survives a power cut. `"relaxed"`: it survives a crash of the
+    process, but the jobs of the last moments do not survive a power cut. `timeout` in seconds bounds every call.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        namespace: str = "holdfast",
+        durability: str = "full",
+        timeout: float = 10.0,
+        ports: Ports = SYSTEM,
+    ) -> None:
+        if str(path) in ("", ":memory:") or str(path).startswith("file:"):
+            raise InvalidOption(
+                f"{str(path)!r} is no file path: give the store a file, or use memory:// for jobs in memory"
+            )
+        if durability not in _DURABILITIES:
+            raise InvalidOption(f"durability must be one of {', '.join(_DURABILITIES)}, not {durability!r:.40}")
+        if not 0 < timeout <= 3600:
+            raise InvalidOption(f"timeout must be more than 0 and at most 3600 seconds, not {timeout!r:.40}")
+        if not check_name("namespace", namespace).isidentifier():
+            raise InvalidOption(f"namespace {namespace!r} must be letters, digits and '_': it begins table names")
+        self.path = Path(path).absolute()
+        self._durable = durability == "full"
+        self._timeout = timeout
+        self._namespace = namespace
+        self._ports = ports
+        self._clock = ports.clock
+        self._verbs = Verbs(namespace)
+        self._hub = WakeupHub()
+        self._opened: _Opened | None = None
+        self._opening = threading.Lock()
+        self._watching = False
+
+    # Opening and closing.
+
+    def _open(self) -> _Opened:
+        opened = self._opened
+        if opened is not None and opened.process == os.getpid():
+            return opened
+        with self._opening:
+            if self._opened is None or self._opened.process != os.getpid():
+                # A forked child must not touch its parent's connections, not even to close them: it makes its own.
+                self._inherited = self._opened
+                self._opened = self._open_files()
+            return self._opened
+
+    def _open_files(self) -> _Opened:
+        path = self.path.resolve()
+        refuse_network_file_system(path)
+        create_private(path)
+        try:
+            writer = Writer(path, durable=self._durable, timeout=self._timeout, ports=self._ports)
+            writer.run(lambda db: migrate(db, self._namespace, shipped()))
+            reader = Reader(path, timeout=self._timeout, ports=self._ports)
+        except sqlite3.Error as error:
+            raise store_error(error, path) from error
+        return _Opened(writer, reader, os.getpid())
+
+    def close(self) -> None:
+        """Finish what is under way and close the file. The store opens again if it is used again."""
+        with self._opening:
+            opened, self._opened = self._opened, None
+        if opened is not None and opened.process == os.getpid():
+            opened.reader.close()
+            opened.writer.close()
+
+    async def __aenter__(self) -> Self:
+        """Open the file now, instead of at the first use."""
+        self._open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """See `close`."""
+        self.close()
+
+    async def _write(self, verb: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._open().writer.calls.submit(verb)
+
+    async def _read(self, verb: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._open().reader.calls.submit(verb)
+
+    # New jobs.
+
+    async def insert(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Inserted]:
+        """See `Store.insert`."""
+        try:
+            inserted = await self._write(
+                lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}, checkpoint)
+            )
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
+        self._hub.notify({job.queue for job in jobs})
+        return inserted
+
+    def insert_blocking(
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> list[Inserted]:
+        """See `Store.insert_blocking`."""
+        try:
+            inserted = self._open().writer.run(lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
+        self._hub.notify({job.queue for job in jobs})
+        return inserted
+
+    def insert_on(
+        self,
+        connection: object,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+    ) -> list[Inserted]:
+        """See `Store.insert_on`."""
+        self._open()
+        try:
+            db = GuestConnection(connection, self.path)
+            return self._verbs.insert(db, jobs, self._clock.now(), limits or {})
+        except sqlite3.Error as error:
+            raise store_error(error, self.path) from error
+
+    # Sessions.
+
+    async def open_session(self, session: Session) -> None:
+        """See `Store.open_session`."""
+        await self._write(lambda db: self._verbs.open_session(db, session, self._clock.now()))
+
+    async def beat(self, session_id: SessionId) -> Beat:
+        """See `Store.beat`."""
+        return await self._write(lambda db: self._verbs.beat(db, session_id, self._clock.now()))
+
+    async def held(self, session_id: SessionId) -> list[Lease]:
+        """See `Store.held`."""
+        return await self._read(lambda db: self._verbs.held(db, session_id))
+
+    async def sessions(self) -> list[SessionView]:
+        """See `Store.sessions`."""
+        return await self._read(self._verbs.sessions)
+
+    async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
+        """See `Store.close_session`."""
+        return await self._write(lambda db: self._verbs.close_session(db, session_id, if_beat, self._clock.now()))
+
+    # The life of a claim.
+
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """See `Store.claim`."""
+        return await self._write(lambda db: self._verbs.claim(db, request, self._clock.now()))
+
+    async def apply(self, moves: Sequence[Move]) -> list[Applied]:
+        """See `Store.apply`."""
+        try:
+            answers = await self._write(lambda db: self._verbs.apply(db, moves, self._clock.now()))
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(str(error), [move.job_id for move in moves]) from error
+        self._hub.notify({move.queue for move in moves if move.to is State.READY})
+        return answers
+
+    def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
+        """See `Store.apply_on`."""
+        self._open()
+        try:
+            return self._verbs.apply(GuestConnection(connection, self.path), moves, self._clock.now())
+        except sqlite3.Error as error:
+            raise store_error(error, self.path) from error
+
+    async def note(self, lease: Lease, progress: bytes) -> Applied:
+        """See `Store.note`."""
+        return await self._write(lambda db: self._verbs.note(db, lease, progress))
+
+    async def lost(self, limit: int, *, session_id: SessionId | None = None) -> list[Job]:
+        """See `Store.lost`."""
+        return await self._read(lambda db: self._verbs.lost(db, limit, session_id))
+
+    # Operators and keepers.
+
+    async def request_cancel(self, job_ids: Sequence[JobId]) -> list[CancelAnswer]:
+        """See `Store.request_cancel`."""
+        return await self._write(lambda db: self._verbs.request_cancel(db, job_ids, self._clock.now()))
+
+    async def set_paused(self, queue: str, paused: bool) -> None:
+        """See `Store.set_paused`."""
+        await self._write(lambda db: self._verbs.set_paused(db, queue, paused))
+        self._hub.notify({queue})
+
+    async def prune(self, limit: int) -> int:
+        """See `Store.prune`."""
+        return await self._write(lambda db: self._verbs.prune(db, self._clock.now(), limit))
+
+    async def forget(self, job_ids: Sequence[JobId]) -> int:
+        """See `Store.forget`."""
+        return await self._write(lambda db: self._verbs.forget(db, job_ids))
+
+    # Reading.
+
+    async def get(self, job_id: JobId) -> Job | None:
+        """See `Store.get`."""
+        return await self._read(lambda db: self._verbs.get(db, job_id))
+
+    async def find(self, query: JobQuery) -> Page:
+        """See `Store.find`."""
+        return await self._read(lambda db: self._verbs.find(db, query))
+
+    async def counts(self) -> list[QueueCounts]:
+        """See `Store.counts`."""
+        return await self._read(lambda db: self._verbs.counts(db, self._clock.now()))
+
+    async def checkpoint(self, queue: str, name: str) -> str | None:
+        """See `Store.checkpoint`."""
+        return await self._read(lambda db: self._verbs.checkpoint(db, queue, name))
+
+    async def now(self) -> int:
+        """See `Store.now`. The engine is embedded, so its clock is this machine's."""
+        return self._clock.now()
+
+    # Wake-ups.
+
+    async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
+        """See `Store.wakeups`. Inserts of this process wake at once, commits of others within milliseconds."""
+        if not self._watching:
+            self._watching = True
+            self._ports.spawner.thread(self._watch_others, "holdfast-sqlite-watcher")
+        async for wakeup in self._hub.waiting(queues):
+            yield wakeup
+
+    def _watch_others(self) -> None:
+        """Turn the commits of other processes into wake-ups, for as long as somebody waits."""
+        seen = None
+        try:
+            self._clock.pause(_WATCH_INTERVAL)
+            while self._hub and (opened := self._opened) is not None:
+                commits = opened.writer.foreign_commits()
+                if commits is not None and commits != seen:
+                    if seen is not None:
+                        self._hub.notify()
+                    seen = commits
+                self._clock.pause(_WATCH_INTERVAL)
+        finally:
+            self._watching = False

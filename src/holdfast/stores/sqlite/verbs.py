@@ -1,0 +1,616 @@
+"""What each verb of the port does inside one open write transaction. No locking, no clocks, no threads here.
+
+A write transaction of SQLite excludes every other writer, so a guard that is read and a row that is then written
+belong to one atomic step. The same functions serve the writer's connection and a caller's own.
+"""
+
+# The only names ever put into SQL text are the namespace, which is checked, and our own constants.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from holdfast.errors import CheckpointConflict, InvalidOption, SessionClosed
+from holdfast.job import ENDED, Job, JobId, Key, Lease, NewJob, SessionId, State
+from holdfast.lanes import Lane, draw, serving_order
+from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
+from holdfast.store import (
+    Beat,
+    CancelAnswer,
+    Checkpoint,
+    Claimed,
+    ClaimRequest,
+    DepthLimit,
+    Inserted,
+    InsertStatus,
+    JobQuery,
+    Page,
+    QueueCounts,
+    Session,
+    SessionView,
+)
+from holdfast.stores.sqlite.rows import (
+    ENDED_COLUMNS,
+    IDENTITY,
+    LIVE_AS_ENDED,
+    job_from_row,
+    reason_of,
+    state_of,
+)
+
+CLOSED_SESSION_KEPT = 3600 * 1_000_000
+
+
+class Cursor(Protocol):
+    """What a statement gives back."""
+
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class Database(Protocol):
+    """A connection with an open transaction: sqlite3's own, or a caller's behind an adapter."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor: ...
+    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor: ...
+
+
+def _marks(count: int) -> str:
+    return ",".join("?" * count)
+
+
+class Verbs:
+    """The statements for one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        ns = self._ns = namespace
+        new_row = f"""
+            INSERT INTO {ns}_live ({IDENTITY}, state, reason, run_at, version, attempt, failures, crashes, snoozes,
+                                   suspect, cancel_asked, failure_history)
+            SELECT ?,?,?,?,?,?,?,?,?,?,?,?,?,?, 'ready', 'enqueued', ?, 0, 0, 0, 0, 0, 0, 0, x''"""
+        self._insert_fresh = new_row
+        self._insert_unless_there = f"""{new_row}
+            WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1) ON CONFLICT (id) DO NOTHING"""
+        lane = f"FROM {ns}_live WHERE state = 'ready' AND queue = ?"
+        self._first_lane = f"SELECT priority, share {lane} ORDER BY priority, share LIMIT 1"
+        self._next_lane = f"""
+            SELECT priority, share {lane} AND (priority, share) > (?, ?) ORDER BY priority, share LIMIT 1"""
+        self._lane_head = f"SELECT run_at {lane} AND priority = ? AND share = ? ORDER BY run_at LIMIT 1"
+        self._claim_from_lane = f"""
+            UPDATE {ns}_live SET state = 'in_flight', reason = 'claimed', session_id = ?, version = version + 1,
+                                 claimed_at = ?, progress = NULL
+            WHERE seq IN (SELECT seq {lane} AND priority = ? AND share = ? AND run_at <= ?
+                          ORDER BY run_at, seq LIMIT ?)
+            RETURNING {LIVE_AS_ENDED}"""
+        self._to_ready = f"""
+            UPDATE {ns}_live SET state = 'ready', reason = ?, run_at = coalesce(?, run_at), attempt = ?, failures = ?,
+                                 crashes = ?, snoozes = ?, suspect = ?, failure_history = ?, cancel_asked = 0,
+                                 version = version + ?
+            WHERE id = ?"""
+        self._to_ended = f"""
+            INSERT INTO {ns}_ended ({IDENTITY}, seq, state, reason, run_at, version, session_id, attempt, failures,
+                                    crashes, snoozes, suspect, cancel_asked, claimed_at, failure_history, progress,
+                                    ended_at, expires_at, result)
+            SELECT {IDENTITY}, seq, ?2, ?3, run_at, version + ?4, session_id, ?5, ?6, ?7, ?8, ?9, cancel_asked,
+                   claimed_at, ?10, progress, ?11, iif(?2 = 'failed', NULL, ?11 + retention), ?12
+            FROM {ns}_live WHERE id = ?1"""
+        self._back_to_live = f"""
+            INSERT INTO {ns}_live ({IDENTITY}, state, reason, run_at, version, session_id, attempt, failures, crashes,
+                                   snoozes, suspect, cancel_asked, claimed_at, failure_history, progress)
+            SELECT {IDENTITY}, 'ready', ?2, coalesce(?3, run_at), version + ?4, session_id, ?5, ?6, ?7, ?8, ?9, 0,
+                   claimed_at, ?10, progress
+            FROM {ns}_ended WHERE id = ?1"""
+        self._drop_live = f"DELETE FROM {ns}_live WHERE id = ?"
+        self._drop_ended = f"DELETE FROM {ns}_ended WHERE id = ?"
+        self._add_to_total = f"""
+            INSERT INTO {ns}_totals VALUES (?, ?, ?)
+            ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs"""
+        self._hold_key = f"""
+            INSERT INTO {ns}_keys (queue, key, key_hash, job_id, expires_at) VALUES (?, ?, ?, ?, ?)
+            ON CONFLICT (queue, key) DO UPDATE
+            SET key_hash = excluded.key_hash, job_id = excluded.job_id, expires_at = excluded.expires_at"""
+
+    # New jobs.
+
+    def insert(
+        self,
+        db: Database,
+        jobs: Sequence[NewJob],
+        now: int,
+        limits: Mapping[str, DepthLimit],
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Inserted]:
+        """See `Store.insert`."""
+        if checkpoint is not None:
+            self._require_checkpoint(db, jobs, checkpoint)
+        if len(jobs) == 1 and not limits and jobs[0].key is None:
+            written = db.execute(self._insert_unless_there, self._new_row(jobs[0], now)).rowcount
+            answers = [Inserted(jobs[0].id, InsertStatus.CREATED if written else InsertStatus.EXISTING)]
+        else:
+            answers = self._insert_many(db, jobs, now, limits, all_or_none=checkpoint is not None)
+        if checkpoint is not None and not any(answer.status is InsertStatus.FULL for answer in answers):
+            db.execute(
+                f"""INSERT INTO {self._ns}_checkpoints (queue, name, value) VALUES (?, ?, ?)
+                    ON CONFLICT (queue, name) DO UPDATE SET value = excluded.value""",
+                (checkpoint.queue, checkpoint.name, checkpoint.now),
+            )
+        return answers
+
+    def _require_checkpoint(self, db: Database, jobs: Sequence[NewJob], checkpoint: Checkpoint) -> None:
+        if any(job.queue != checkpoint.queue for job in jobs):
+            raise InvalidOption(f"with a checkpoint, every job must be of its queue {checkpoint.queue!r}")
+        if self.checkpoint(db, checkpoint.queue, checkpoint.name) != checkpoint.was:
+            raise CheckpointConflict(
+                f"checkpoint {checkpoint.name!r} of queue {checkpoint.queue!r} was moved by another process; "
+                f"read it again and go on from there"
+            )
+
+    def _insert_many(
+        self,
+        db: Database,
+        jobs: Sequence[NewJob],
+        now: int,
+        limits: Mapping[str, DepthLimit],
+        *,
+        all_or_none: bool,
+    ) -> list[Inserted]:
+        ids = [job.id for job in jobs]
+        known = {
+            row[0]
+            for table in ("live", "ended")
+            for row in db.execute(f"SELECT id FROM {self._ns}_{table} WHERE id IN ({_marks(len(ids))})", ids).fetchall()
+        }
+        depth = {
+            queue: self._ready_in(db, queue, limit)
+            for queue, limit in limits.items()
+            if any(job.queue == queue for job in jobs)
+        }
+        if all_or_none:
+            fresh = Counter(job.queue for job in jobs if job.id not in known)
+            if any(depth[queue] + fresh[queue] > self._max_depth(limits[queue]) for queue in depth):
+                return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
+        answers, rows = [], []
+        for job in jobs:
+            if job.id in known:
+                answers.append(Inserted(job.id, InsertStatus.EXISTING))
+                continue
+            if job.key and (holder := self._key_holder(db, job.queue, job.key.text, now)):
+                same = holder[1] == job.key.payload_hash
+                answers.append(Inserted(holder[0], InsertStatus.EXISTING if same else InsertStatus.KEY_CONFLICT))
+                continue
+            deep = False
+            if job.queue in depth:
+                limit = limits[job.queue]
+                if depth[job.queue] >= self._max_depth(limit):
+                    answers.append(Inserted(job.id, InsertStatus.FULL))
+                    continue
+                depth[job.queue] += 1
+                deep = limit.warn_depth is not None and depth[job.queue] >= limit.warn_depth
+            if job.key:
+                self._take_key(db, job.queue, job.key, job.id, now)
+            known.add(job.id)
+            rows.append(self._new_row(job, now))
+            answers.append(Inserted(job.id, InsertStatus.CREATED, deep))
+        db.executemany(self._insert_fresh, rows)
+        return answers
+
+    @staticmethod
+    def _new_row(job: NewJob, now: int) -> tuple[Any, ...]:
+        key = job.key
+        return (
+            job.id,
+            job.task,
+            job.payload,
+            job.task_version,
+            job.queue,
+            job.share,
+            job.priority,
+            job.max_retries,
+            job.retention,
+            key and key.text,
+            key and key.payload_hash,
+            key and key.window,
+            job.correlation_id,
+            now,
+            now + job.delay if job.run_at is None else max(job.run_at, now),
+        )
+
+    @staticmethod
+    def _max_depth(limit: DepthLimit) -> float:
+        return float("inf") if limit.max_depth is None else limit.max_depth
+
+    def _ready_in(self, db: Database, queue: str, limit: DepthLimit) -> int:
+        """The queue's depth, counted no further than its limits ask."""
+        enough = max(limit.max_depth or 0, limit.warn_depth or 0) + 1
+        row = db.execute(
+            f"""SELECT count(*) FROM
+                (SELECT 1 FROM {self._ns}_live WHERE state = 'ready' AND queue = ? LIMIT ?)""",
+            (queue, enough),
+        ).fetchone()
+        return int(row[0])
+
+    # Keys.
+
+    def _key_holder(self, db: Database, queue: str, key: str, now: int) -> tuple[JobId, str] | None:
+        """The job that holds the key, and the hash of its payload."""
+        row = db.execute(
+            f"SELECT job_id, key_hash FROM {self._ns}_keys WHERE queue = ? AND key = ? AND expires_at > ?",
+            (queue, key, now),
+        ).fetchone()
+        return (row[0], row[1]) if row else None
+
+    def _take_key(self, db: Database, queue: str, key: Key, job_id: JobId, now: int) -> None:
+        db.execute(self._hold_key, (queue, key.text, key.payload_hash, job_id, now + key.window))
+
+    def _free_key(self, db: Database, queue: str, key: str, job_id: JobId) -> None:
+        db.execute(f"DELETE FROM {self._ns}_keys WHERE queue = ? AND key = ? AND job_id = ?", (queue, key, job_id))
+
+    # Sessions.
+
+    def open_session(self, db: Database, session: Session, now: int) -> None:
+        """See `Store.open_session`."""
+        db.execute(
+            f"INSERT INTO {self._ns}_sessions VALUES (?, 0, 1, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+            (session.id, now, now, session.host, session.pid, ",".join(session.queues)),
+        )
+
+    def beat(self, db: Database, session_id: SessionId, now: int) -> Beat:
+        """See `Store.beat`."""
+        beaten = db.execute(
+            f"UPDATE {self._ns}_sessions SET beat = beat + 1, beat_at = ? WHERE id = ? AND open",
+            (now, session_id),
+        ).rowcount
+        if not beaten:
+            return Beat(open=False, held=0, cancel=())
+        held = db.execute(
+            f"SELECT id, cancel_asked FROM {self._ns}_live WHERE state = 'in_flight' AND session_id = ?",
+            (session_id,),
+        ).fetchall()
+        return Beat(open=True, held=len(held), cancel=tuple(job_id for job_id, cancel_asked in held if cancel_asked))
+
+    def held(self, db: Database, session_id: SessionId) -> list[Lease]:
+        """See `Store.held`."""
+        rows = db.execute(
+            f"SELECT id, queue, session_id, version FROM {self._ns}_live WHERE state = 'in_flight' AND session_id = ?",
+            (session_id,),
+        ).fetchall()
+        return [Lease(*row) for row in rows]
+
+    def sessions(self, db: Database) -> list[SessionView]:
+        """See `Store.sessions`."""
+        rows = db.execute(
+            f"SELECT id, beat, open, opened_at, beat_at, host, pid, queues FROM {self._ns}_sessions"
+        ).fetchall()
+        return [
+            SessionView(
+                id=row[0],
+                beat=row[1],
+                open=bool(row[2]),
+                opened_at=row[3],
+                beat_at=row[4],
+                host=row[5],
+                pid=row[6],
+                queues=tuple(filter(None, row[7].split(","))),
+            )
+            for row in rows
+        ]
+
+    def close_session(self, db: Database, session_id: SessionId, if_beat: int | None, now: int) -> bool:
+        """See `Store.close_session`."""
+        return bool(
+            db.execute(
+                f"""UPDATE {self._ns}_sessions SET open = 0, beat_at = ?1
+                    WHERE id = ?2 AND open AND (?3 IS NULL OR beat = ?3)""",
+                (now, session_id, if_beat),
+            ).rowcount
+        )
+
+    def _open_among(self, db: Database, session_ids: Iterable[SessionId | None]) -> set[SessionId]:
+        ids = [session_id for session_id in set(session_ids) if session_id]
+        rows = db.execute(
+            f"SELECT id FROM {self._ns}_sessions WHERE open AND id IN ({_marks(len(ids))})", ids
+        ).fetchall()
+        return {row[0] for row in rows}
+
+    # The life of a claim.
+
+    def claim(self, db: Database, request: ClaimRequest, now: int) -> Claimed:
+        """See `Store.claim`."""
+        if not self._open_among(db, [request.session_id]):
+            raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
+        paused = self._paused(db)
+
+        def pull(lane: Lane, most: int) -> list[Job]:
+            rows = db.execute(
+                self._claim_from_lane,
+                (request.session_id, now, lane.queue, lane.priority, lane.share, now, most),
+            ).fetchall()
+            # RETURNING promises no order.
+            return sorted(map(job_from_row, rows), key=lambda job: (job.run_at, job.seq))
+
+        jobs: list[Job] = []
+        heads: list[int] = []
+        for queue in request.queues:
+            if queue in paused:
+                continue
+            lanes = list(self._lanes(db, queue))
+            jobs += draw(serving_order(lanes, request.turn), request.limit - len(jobs), pull)
+            for lane in lanes:
+                head = db.execute(self._lane_head, (queue, lane.priority, lane.share)).fetchone()
+                if head:
+                    heads.append(head[0])
+        return Claimed(jobs=tuple(jobs), now=now, next_due=min(heads, default=None))
+
+    def _lanes(self, db: Database, queue: str) -> Iterator[Lane]:
+        """The lanes that have jobs, by hopping from one to the next in the index: no job is read for it."""
+        row = db.execute(self._first_lane, (queue,)).fetchone()
+        while row:
+            yield Lane(queue, row[0], row[1])
+            row = db.execute(self._next_lane, (queue, row[0], row[1])).fetchone()
+
+    def _paused(self, db: Database) -> set[str]:
+        return {row[0] for row in db.execute(f"SELECT queue FROM {self._ns}_paused").fetchall()}
+
+    def apply(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
+        """See `Store.apply`."""
+        answers: list[Applied] = []
+        batch: dict[JobId, Move] = {}
+        for move in moves:
+            if move.job_id in batch:  # a later move of the same job must see what the earlier one did
+                answers += self._apply_distinct(db, list(batch.values()), now)
+                batch = {}
+            batch[move.job_id] = move
+        return answers + self._apply_distinct(db, list(batch.values()), now)
+
+    def _apply_distinct(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
+        found = self._standings(db, [move.job_id for move in moves])
+        answers: list[Applied] = []
+        to_ready, to_ended, back_to_live = [], [], []
+        totals: Counter[tuple[str, State]] = Counter()
+        following: list[NewJob] = []
+        for move in moves:
+            standing, key = found.get(move.job_id, (None, None))
+            verdict = judge(move, standing)
+            if verdict is Applied.APPLIED and key and not self._change_key(db, move, key, now):
+                verdict = Applied.KEY_TAKEN
+            answers.append(verdict)
+            if standing is None or verdict is not Applied.APPLIED:
+                continue
+            following += move.then
+            run_at = None if move.delay is None else now + move.delay
+            fields = (
+                move.attempt,
+                move.failures,
+                move.crashes,
+                move.snoozes,
+                move.suspect,
+                move.failure_history,
+            )
+            if move.to in ENDED:
+                row = (move.job_id, move.to, move.reason, move.raise_version, *fields, now, move.result)
+                to_ended.append(row)
+                totals[move.queue, move.to] += 1
+            elif standing.state in ENDED:
+                back_to_live.append((move.job_id, move.reason, run_at, move.raise_version, *fields))
+                totals[move.queue, standing.state] -= 1
+            else:
+                to_ready.append((move.reason, run_at, *fields, move.raise_version, move.job_id))
+        self._write(db, to_ready, to_ended, back_to_live, totals)
+        if following:
+            self._insert_many(db, following, now, {}, all_or_none=False)
+        return answers
+
+    def _write(
+        self,
+        db: Database,
+        to_ready: Sequence[tuple[Any, ...]],
+        to_ended: Sequence[tuple[Any, ...]],
+        back_to_live: Sequence[tuple[Any, ...]],
+        totals: Mapping[tuple[str, State], int],
+    ) -> None:
+        if to_ready:
+            db.executemany(self._to_ready, to_ready)
+        if to_ended:
+            db.executemany(self._to_ended, to_ended)
+            db.executemany(self._drop_live, [row[:1] for row in to_ended])
+        if back_to_live:
+            db.executemany(self._back_to_live, back_to_live)
+            db.executemany(self._drop_ended, [row[:1] for row in back_to_live])
+        if totals:
+            db.executemany(self._add_to_total, [(queue, state, change) for (queue, state), change in totals.items()])
+
+    def _standings(self, db: Database, ids: Sequence[JobId]) -> dict[JobId, tuple[Standing, Key | None]]:
+        """The present situation of each job that exists, with its key."""
+        rows = []
+        missing: Sequence[JobId] = ids
+        for table in ("live", "ended"):
+            if missing:
+                rows += db.execute(
+                    f"""SELECT id, state, reason, version, session_id, cancel_asked, key, key_hash, key_window
+                        FROM {self._ns}_{table} WHERE id IN ({_marks(len(missing))})""",
+                    missing,
+                ).fetchall()
+                there = {row[0] for row in rows}
+                missing = [job_id for job_id in ids if job_id not in there]
+        sessions = self._open_among(db, (row[4] for row in rows))
+        return {
+            row[0]: (
+                Standing(
+                    state=state_of(row[1]),
+                    reason=reason_of(row[2]),
+                    version=row[3],
+                    session_id=row[4],
+                    session_open=row[4] in sessions,
+                    cancel_asked=bool(row[5]),
+                ),
+                None if row[6] is None else Key(row[6], row[7], row[8]),
+            )
+            for row in rows
+        }
+
+    def _change_key(self, db: Database, move: Move, key: Key, now: int) -> bool:
+        """Do what the move says about the job's key. False if another job holds it."""
+        if move.key_change is KeyChange.FREE:
+            self._free_key(db, move.queue, key.text, move.job_id)
+        elif move.key_change is KeyChange.TAKE:
+            holder = self._key_holder(db, move.queue, key.text, now)
+            if holder and holder[0] != move.job_id:
+                return False
+            self._take_key(db, move.queue, key, move.job_id, now)
+        return True
+
+    def note(self, db: Database, lease: Lease, progress: bytes) -> Applied:
+        """See `Store.note`."""
+        written = db.execute(
+            f"""UPDATE {self._ns}_live SET progress = ?
+                WHERE id = ? AND state = 'in_flight' AND session_id = ? AND version = ?
+                  AND EXISTS (SELECT 1 FROM {self._ns}_sessions s WHERE s.id = session_id AND s.open)""",
+            (progress, lease.job_id, lease.session_id, lease.version),
+        ).rowcount
+        if written:
+            return Applied.APPLIED
+        return Applied.STALE if self.get(db, lease.job_id) else Applied.GONE
+
+    def lost(self, db: Database, limit: int, session_id: SessionId | None) -> list[Job]:
+        """See `Store.lost`."""
+        rows = db.execute(
+            f"""SELECT {LIVE_AS_ENDED} FROM {self._ns}_live
+                WHERE state = 'in_flight' AND (?1 IS NULL OR session_id = ?1)
+                  AND session_id NOT IN (SELECT id FROM {self._ns}_sessions WHERE open)
+                LIMIT ?2""",
+            (session_id, limit),
+        ).fetchall()
+        return [job_from_row(row) for row in rows]
+
+    # Operators and keepers.
+
+    def request_cancel(self, db: Database, job_ids: Sequence[JobId], now: int) -> list[CancelAnswer]:
+        """See `Store.request_cancel`."""
+        answers = []
+        for job_id in job_ids:
+            job = self.get(db, job_id)
+            if job is None:
+                answers.append(CancelAnswer.GONE)
+            elif job.state is State.READY:
+                self._apply_distinct(db, [cancel(job)], now)
+                answers.append(CancelAnswer.CANCELLED)
+            elif job.state is State.IN_FLIGHT:
+                db.execute(f"UPDATE {self._ns}_live SET cancel_asked = 1 WHERE id = ?", (job_id,))
+                answers.append(CancelAnswer.ASKED)
+            else:
+                answers.append(CancelAnswer.ENDED)
+        return answers
+
+    def set_paused(self, db: Database, queue: str, paused: bool) -> None:
+        """See `Store.set_paused`."""
+        if paused:
+            db.execute(f"INSERT INTO {self._ns}_paused VALUES (?) ON CONFLICT DO NOTHING", (queue,))
+        else:
+            db.execute(f"DELETE FROM {self._ns}_paused WHERE queue = ?", (queue,))
+
+    def prune(self, db: Database, now: int, limit: int) -> int:
+        """See `Store.prune`."""
+        ids = db.execute(
+            f"SELECT id FROM {self._ns}_ended WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT ?",
+            (now, limit),
+        ).fetchall()
+        pruned = self.forget(db, [row[0] for row in ids])
+        for table, keys, over in (
+            ("keys", "queue, key", f"expires_at <= {now}"),
+            (
+                "sessions",
+                "id",
+                f"NOT open AND beat_at <= {now - CLOSED_SESSION_KEPT} AND id NOT IN "
+                f"(SELECT session_id FROM {self._ns}_live WHERE state = 'in_flight')",
+            ),
+        ):
+            pruned += db.execute(
+                f"""DELETE FROM {self._ns}_{table} WHERE ({keys}) IN
+                    (SELECT {keys} FROM {self._ns}_{table} WHERE {over} LIMIT ?)""",
+                (limit - pruned,),
+            ).rowcount
+        return pruned
+
+    def forget(self, db: Database, job_ids: Sequence[JobId]) -> int:
+        """See `Store.forget`."""
+        rows = db.execute(
+            f"DELETE FROM {self._ns}_ended WHERE id IN ({_marks(len(job_ids))}) RETURNING queue, state",
+            job_ids,
+        ).fetchall()
+        gone = Counter((row[0], row[1]) for row in rows)
+        db.executemany(self._add_to_total, [(queue, state, -jobs) for (queue, state), jobs in gone.items()])
+        return len(rows)
+
+    # Reading.
+
+    def get(self, db: Database, job_id: JobId) -> Job | None:
+        """See `Store.get`."""
+        row = db.execute(
+            f"""SELECT {LIVE_AS_ENDED} FROM {self._ns}_live WHERE id = ?1
+                UNION ALL SELECT {ENDED_COLUMNS} FROM {self._ns}_ended WHERE id = ?1""",
+            (job_id,),
+        ).fetchone()
+        return job_from_row(row) if row else None
+
+    def find(self, db: Database, query: JobQuery) -> Page:
+        """See `Store.find`."""
+        wanted = set(query.states or State)
+        conditions, values = [], []
+        for column, value in (
+            ("queue =", query.queue),
+            ("task =", query.task),
+            ("correlation_id =", query.correlation_id),
+            ("id <", query.cursor),
+        ):
+            if value is not None:
+                conditions.append(f"{column} ?")
+                values.append(value)
+        found: list[Job] = []
+        for table, columns, states in (
+            ("live", LIVE_AS_ENDED, wanted - ENDED),
+            ("ended", ENDED_COLUMNS, wanted & ENDED),
+        ):
+            if states:
+                # Spelled out, not bound: SQLite uses a partial index only for a constant that it can see.
+                among = ",".join(f"'{state.value}'" for state in sorted(states))
+                where = " AND ".join([f"state IN ({among})", *conditions])
+                rows = db.execute(
+                    f"SELECT {columns} FROM {self._ns}_{table} WHERE {where} ORDER BY id DESC LIMIT ?",
+                    (*values, query.limit + 1),
+                ).fetchall()
+                found += map(job_from_row, rows)
+        found.sort(key=lambda job: job.id, reverse=True)
+        page = tuple(found[: query.limit])
+        return Page(page, page[-1].id if len(found) > query.limit else None)
+
+    def counts(self, db: Database, now: int) -> list[QueueCounts]:
+        """See `Store.counts`."""
+        tally: dict[str, dict[str, int]] = {queue: {} for queue in self._paused(db)}
+        for queue, state, jobs in db.execute(
+            f"SELECT queue, state, jobs FROM {self._ns}_totals WHERE jobs > 0"
+        ).fetchall():
+            tally.setdefault(queue, {})[state] = jobs
+        for queue, jobs in db.execute(
+            f"SELECT queue, count(*) FROM {self._ns}_live WHERE state = 'in_flight' GROUP BY queue"
+        ).fetchall():
+            tally.setdefault(queue, {})["in_flight"] = jobs
+        for queue, ready, scheduled in db.execute(
+            f"""SELECT queue, count(*) FILTER (WHERE run_at <= ?1), count(*) FILTER (WHERE run_at > ?1)
+                FROM {self._ns}_live WHERE state = 'ready' GROUP BY queue""",
+            (now,),
+        ).fetchall():
+            tally.setdefault(queue, {}).update(ready=ready, scheduled=scheduled)
+        paused = self._paused(db)
+        return [QueueCounts(queue=queue, paused=queue in paused, **tally[queue]) for queue in sorted(tally)]
+
+    def checkpoint(self, db: Database, queue: str, name: str) -> str | None:
+        """See `Store.checkpoint`."""
+        row = db.execute(
+            f"SELECT value FROM {self._ns}_checkpoints WHERE queue = ? AND name = ?", (queue, name)
+        ).fetchone()
+        return row[0] if row else None

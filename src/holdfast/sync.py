@@ -1,0 +1,64 @@
+"""Blocking calls: the asynchronous ones, run to their end on an event loop in a thread of its own.
+
+There is one implementation of everything, the asynchronous one. The portal starts with the first blocking call and is
+made anew in a forked child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from holdfast.errors import CalledInEventLoop
+from holdfast.ports import Ports
+
+T = TypeVar("T")
+
+
+def refuse_in_event_loop(name: str) -> None:
+    """`CalledInEventLoop` if this thread runs an event loop, which a blocking call would stop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise CalledInEventLoop(f"{name}() would block the running event loop: use `await a{name}(...)` instead")
+
+
+class Portal:
+    """Runs coroutines from threads that have no event loop."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._spawner = ports.spawner
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._process = 0
+
+    def run(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """The result of the coroutine. `name` is the blocking method, for the error inside an event loop."""
+        try:
+            refuse_in_event_loop(name)
+        except CalledInEventLoop:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._running_loop()).result()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._process != os.getpid():
+                self._loop = asyncio.new_event_loop()
+                self._process = os.getpid()
+                self._thread = self._spawner.thread(self._loop.run_forever, "holdfast-portal")
+            return self._loop
+
+    def close(self) -> None:
+        """End the thread. The portal starts again if it is used again."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None and self._process == os.getpid():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()

@@ -1,0 +1,292 @@
+"""Tasks: a registered function with its policy, and the typed handle through which it is enqueued.
+
+A task's name is the key by which a worker finds its function. It is looked up in the registry, never imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Coroutine, Iterator
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.client import Client, JobHandle, PreparedJob
+from holdfast.codec import Signature, payload_hash
+from holdfast.config import Settings
+from holdfast.errors import InvalidOption, UnknownTask
+from holdfast.job import LONGEST_DELAY, MOST_RETRIES, Key, NewJob, check_name, check_text, check_whole
+from holdfast.policy import Backoff, FullJitter
+from holdfast.ports import Ports, microseconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Payload(Enum):
+    """The type of `PAYLOAD`."""
+
+    PAYLOAD = "payload"
+
+
+PAYLOAD = Payload.PAYLOAD
+"""`key=PAYLOAD`: the task and its arguments are the key."""
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the jobs of a task are queued, retried and bounded. None: as the settings say. Times in seconds."""
+
+    version: str = "1"
+    queue: str = "default"
+    share: str = ""
+    priority: str | int | None = None
+    max_retries: int | None = None
+    backoff: Backoff = FullJitter()
+    permanent: tuple[type[BaseException], ...] = ()
+    timeout: float | None = 300.0
+    hard_timeout: float | None = None
+    isolation: Literal["process"] | None = None
+    unique: bool | float = False
+    retention: float | None = None
+    on_failed: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        check_name("version", self.version)
+        check_name("queue", self.queue)
+        if self.share:
+            check_text("share", self.share, 128)
+        if self.max_retries is not None:
+            check_whole("max_retries", self.max_retries, 0, MOST_RETRIES)
+        for what, limit in (("timeout", self.timeout), ("hard_timeout", self.hard_timeout)):
+            if limit is not None:
+                _seconds(what, limit, least=0.001)
+        if self.isolation not in (None, "process"):
+            raise InvalidOption(f"isolation must be 'process' or None, not {self.isolation!r:.40}")
+        if self.unique is not True and self.unique is not False:
+            _seconds("unique", self.unique, least=0.001)
+        if self.retention is not None:
+            _seconds("retention", self.retention, least=0)
+        if not callable(self.backoff) and not hasattr(self.backoff, "seconds"):
+            raise InvalidOption("backoff must be a policy value or a callable from failures to seconds")
+        for kind in self.permanent:
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise InvalidOption(f"permanent must name exception types, not {kind!r:.80}")
+
+
+class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call says beyond its task. None: as the task says."""
+
+    queue: str | None = None
+    share: str | None = None
+    priority: str | int | None = None
+    max_retries: int | None = None
+    retention: float | None = None
+    delay: float | timedelta | None = None
+    run_at: datetime | None = None
+    key: str | Payload | None = None
+    correlation_id: str | None = None
+    connection: Any = None
+
+
+class TaskSpec(msgspec.Struct, frozen=True):
+    """A function as the registry knows it."""
+
+    name: str
+    function: Callable[..., Any]
+    signature: Signature
+    options: TaskOptions
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self.function)
+
+
+def prepare(
+    spec: TaskSpec,
+    call: CallOptions,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    ports: Ports,
+) -> NewJob:
+    """The new job for one call: arguments bound, encoded and checked, options resolved. No I/O."""
+    task = spec.options
+    payload = spec.signature.encode(spec.signature.bind(args, kwargs), settings.jobs.max_payload)
+    delay, run_at = _due(call, ports)
+    priority = next(
+        choice for choice in (call.priority, task.priority, settings.queues.default_priority) if choice is not None
+    )
+    retention = next(
+        choice for choice in (call.retention, task.retention, settings.jobs.retention) if choice is not None
+    )
+    retries = next(
+        choice for choice in (call.max_retries, task.max_retries, settings.jobs.max_retries) if choice is not None
+    )
+    return NewJob(
+        id=ports.ids.job_id(),
+        task=spec.name,
+        payload=payload,
+        task_version=task.version,
+        queue=task.queue if call.queue is None else call.queue,
+        share=task.share if call.share is None else call.share,
+        priority=settings.queues.priority(priority),
+        delay=delay,
+        run_at=run_at,
+        max_retries=retries,
+        retention=microseconds(_seconds("retention", retention, least=0)),
+        key=_key(spec, call, payload, settings),
+        correlation_id=call.correlation_id,
+    )
+
+
+def _seconds(what: str, seconds: float, *, least: float) -> float:
+    most = LONGEST_DELAY / 1_000_000
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not math.isfinite(seconds)
+        or not least <= seconds <= most
+    ):
+        raise InvalidOption(f"{what} must be a number of seconds from {least:g} to {most:.0f}, not {seconds!r:.80}")
+    return seconds
+
+
+def _due(call: CallOptions, ports: Ports) -> tuple[int, int | None]:
+    if call.delay is not None and call.run_at is not None:
+        raise InvalidOption("give either delay or run_at, not both")
+    if call.delay is not None:
+        delay = call.delay.total_seconds() if isinstance(call.delay, timedelta) else call.delay
+        return microseconds(_seconds("delay", delay, least=0)), None
+    if call.run_at is None:
+        return 0, None
+    if not isinstance(call.run_at, datetime) or call.run_at.utcoffset() is None:
+        raise InvalidOption(
+            f"run_at must be a datetime with a time zone, as in datetime.now(UTC), not {call.run_at!r:.80}"
+        )
+    run_at = max(0, microseconds(call.run_at.timestamp()))
+    # This process's clock only serves to catch a slip of the pen; the store's clock decides when the job is due.
+    if run_at > ports.clock.now() + LONGEST_DELAY:
+        raise InvalidOption(f"run_at {call.run_at.isoformat()} is more than ten years away")
+    return 0, run_at
+
+
+def _key(spec: TaskSpec, call: CallOptions, payload: bytes, settings: Settings) -> Key | None:
+    unique = spec.options.unique
+    key = PAYLOAD if call.key is None and unique else call.key
+    if key is None:
+        return None
+    window = settings.jobs.key_window if isinstance(unique, bool) else unique
+    digest = payload_hash(spec.name, payload)
+    return Key(digest if isinstance(key, Payload) else key, digest, microseconds(window))
+
+
+class Enqueuer(Generic[P, R]):
+    """A task with the options of a call. mypy knows its arguments and, through the handle, its result."""
+
+    def __init__(self, spec: TaskSpec, client: Client, call: CallOptions = CallOptions()) -> None:  # noqa: B008
+        self.spec = spec
+        self._client = client
+        self._call = call
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue a call of the task; the job is safe when this returns. Blocking: see `aenqueue` for event loops."""
+        return self._client.enqueue_blocking(self._prepare(args, kwargs), self._call.connection)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue a call of the task; the job is safe when this returns."""
+        return await self._client.enqueue(self._prepare(args, kwargs), self._call.connection)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
+        """A call of the task for `enqueue_many`. Nothing is stored yet."""
+        if self._call.connection is not None:
+            raise InvalidOption("a prepared job has no connection of its own: pass connection= to enqueue_many")
+        return self._prepare(args, kwargs)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedJob[R]:
+        client = self._client
+        new = prepare(self.spec, self._call, args, kwargs, client.settings, client.ports)
+        return PreparedJob(new, self.spec.signature)
+
+    def options(
+        self,
+        *,
+        queue: str | None = None,
+        share: str | None = None,
+        priority: str | int | None = None,
+        max_retries: int | None = None,
+        retention: float | None = None,
+        delay: float | timedelta | None = None,
+        run_at: datetime | None = None,
+        key: str | Payload | None = None,
+        correlation_id: str | None = None,
+        connection: Any = None,
+    ) -> Enqueuer[P, R]:
+        """The same task with other options for the next calls. What is left out stays as it was."""
+        given = {name: value for name, value in locals().items() if name != "self" and value is not None}
+        return Enqueuer(self.spec, self._client, replace(self._call, **given))
+
+
+class Task(Enqueuer[P, R]):
+    """A registered function. Calling it runs it here and now; `enqueue` leaves it to a worker."""
+
+    @property
+    def name(self) -> str:
+        """The name under which workers know the task."""
+        return self.spec.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Run the function directly, as if it were no task."""
+        return self.spec.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} on queue {self.spec.options.queue}>"
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` gives back: a decorator for plain and coroutine functions."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class Registry:
+    """The tasks that this process knows, by name."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, TaskSpec] = {}
+
+    def add(self, function: Callable[..., Any], name: str | None, options: TaskOptions) -> TaskSpec:
+        """Register a function. `InvalidOption` if its name is taken or its parameters cannot travel."""
+        if not callable(function):
+            raise InvalidOption(f"@task goes on a function, not on {function!r:.80}")
+        name = check_name("task", getattr(function, "__name__", "") if name is None else name)
+        if name in self._specs:
+            raise InvalidOption(
+                f"there is a task {name!r} already ({self._specs[name].function.__module__}): pass another name="
+            )
+        signature = Signature(function)
+        spec = TaskSpec(name, function, signature, options)
+        self._specs[name] = spec
+        return spec
+
+    def __getitem__(self, name: str) -> TaskSpec:
+        try:
+            return self._specs[name]
+        except KeyError:
+            raise UnknownTask(
+                f"no task {name!r:.80} is registered here; known are: {', '.join(sorted(self._specs)) or 'none'}"
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs
+
+    def __iter__(self) -> Iterator[TaskSpec]:
+        return iter(self._specs.values())
