@@ -40,6 +40,14 @@ if TYPE_CHECKING:
     from holdfast.failures import Failure
 
 
+def shown(value: object) -> str:
+    """A refused value as a message shows it: cut, and never an error of its own, as an int of 5,000 digits would be."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:
+        return f"<{type(value).__name__} that cannot be printed>"
+
+
 class HoldfastError(Exception):
     """The root of the tree."""
 

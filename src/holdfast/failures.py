@@ -32,13 +32,16 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 def storable_text(text: str, longest: int) -> str:
     """The text with NUL and lone surrogates made visible, cut to `longest` characters. Never raises."""
-    cut = text if len(text) <= longest else text[:longest] + f"… ({len(text)} characters)"
-    return cut.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+    # Escaping makes text longer, so it is cut before (it may be huge) and after.
+    stored = text[:longest].replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) <= longest and len(stored) <= longest:
+        return stored
+    return stored[:longest] + f"… ({len(text)} characters)"
 
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)
+        return "".join((str(error),))  # a plain str, even if __str__ answers with a subclass
     except Exception as unprintable:
         # A handler's exception class is foreign code: its __str__ may raise anything.
         return f"<message not printable: {type(unprintable).__name__} in __str__>"
@@ -48,7 +51,8 @@ def _traceback(error: BaseException) -> str:
     try:
         # TracebackException breaks cycles of __cause__ and keeps no locals unless asked to.
         lines = traceback.TracebackException.from_exception(error, limit=-_MOST_FRAMES).format()
-        return "".join(lines)
+        # A huge message is one line of it; uncut it would push out the frames, which nothing else keeps.
+        return "".join(line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + "…\n" for line in lines)
     except Exception as unprintable:
         return f"<traceback not printable: {type(unprintable).__name__}>"
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import msgspec
 
-from holdfast.errors import InvalidOption
+from holdfast.errors import InvalidOption, shown
 
 JobId = str
 SessionId = str
@@ -62,11 +62,15 @@ class Reason(StrEnum):
 
 
 @lru_cache(maxsize=4096)
+def _is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(what: str, name: str) -> str:
     """The name, or `InvalidOption`: letters, digits, `_`, `.` and `-`, at most 128, the same rule on every engine."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or len(name) > 128 or not _is_name(name):
         raise InvalidOption(
-            f"{what} {name!r:.80} is not a valid name: use 1 to 128 letters, digits, '_', '.' or '-', "
+            f"{what} {shown(name)} is not a valid name: use 1 to 128 letters, digits, '_', '.' or '-', "
             f"not starting with '.' or '-'"
         )
     return name
@@ -75,7 +79,7 @@ def check_name(what: str, name: str) -> str:
 def check_text(what: str, text: str, longest: int) -> str:
     """The text, or `InvalidOption` if it is empty, too long, or has control characters or lone surrogates."""
     if not isinstance(text, str) or not text or _UNPRINTABLE.search(text):
-        raise InvalidOption(f"{what} {text!r:.80} must be text without control characters or lone surrogates")
+        raise InvalidOption(f"{what} {shown(text)} must be text without control characters or lone surrogates")
     if len(text.encode()) > longest:
         raise InvalidOption(f"{what} is {len(text.encode())} bytes long; at most {longest} are allowed")
     return text
@@ -84,7 +88,7 @@ def check_text(what: str, text: str, longest: int) -> str:
 def check_whole(what: str, number: int, least: int, most: int) -> int:
     """The number, or `InvalidOption` if it is not a whole number within the bounds."""
     if type(number) is not int or not least <= number <= most:
-        raise InvalidOption(f"{what} must be a whole number from {least} to {most}, not {number!r:.80}")
+        raise InvalidOption(f"{what} must be a whole number from {least} to {most}, not {shown(number)}")
     return number
 
 
@@ -124,14 +128,14 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what not every engine could store."""
+        check_text("id", self.id, 64)
         check_name("task", self.task)
         check_name("version", self.task_version)
         check_name("queue", self.queue)
         check_whole("priority", self.priority, -100, 100)
-        if self.share:
+        if self.share != "":
             check_text("share", self.share, 128)
-        if self.delay:
-            check_whole("delay in microseconds", self.delay, 0, LONGEST_DELAY)
+        check_whole("delay in microseconds", self.delay, 0, LONGEST_DELAY)
         if self.run_at is not None:
             check_whole("run_at in microseconds", self.run_at, 0, LATEST_TIME)
         check_whole("max_retries", self.max_retries, 0, MOST_RETRIES)

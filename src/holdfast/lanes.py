@@ -29,11 +29,14 @@ class Lane(msgspec.Struct, frozen=True, gc=False, order=True):
 def serving_order(lanes: Iterable[Lane], turn: int) -> list[list[Lane]]:
     """The lanes of one queue in groups of equal priority, in the order in which turn number `turn` serves them."""
     inverted = turn % INVERTED_EVERY == INVERTED_EVERY - 1
+    # Shares rotate by the count of turns in their own direction: by `turn` itself, the share that goes first in an
+    # inverted turn would be the same for ever when the number of shares and sixteen have a common factor.
+    rotation = turn // INVERTED_EVERY if inverted else turn - turn // INVERTED_EVERY
     by_priority = sorted(lanes, key=attrgetter("priority"), reverse=inverted)
     groups = []
     for _, group in groupby(by_priority, key=attrgetter("priority")):
         shares = sorted(group)
-        first = turn % len(shares)
+        first = rotation % len(shares)
         groups.append(shares[first:] + shares[:first])
     return groups
 

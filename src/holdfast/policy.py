@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.errors import InvalidOption
+from holdfast.errors import InvalidOption, shown
+from holdfast.job import check_whole
 from holdfast.ports import Random
 
 LONGEST_BACKOFF = 366 * 24 * 3600.0
@@ -19,9 +20,13 @@ LONGEST_BACKOFF = 366 * 24 * 3600.0
 _MOST_DOUBLINGS = 60
 
 
+def _is_number(value: object, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
 def _check_seconds(what: str, seconds: float) -> None:
-    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 <= seconds <= LONGEST_BACKOFF):
-        raise InvalidOption(f"{what} must be a number of seconds from 0 to {LONGEST_BACKOFF:.0f}, not {seconds!r:.80}")
+    if not _is_number(seconds, 0, LONGEST_BACKOFF):
+        raise InvalidOption(f"{what} must be a number of seconds from 0 to {LONGEST_BACKOFF:.0f}, not {shown(seconds)}")
 
 
 class FullJitter(msgspec.Struct, frozen=True, gc=False):
@@ -53,8 +58,8 @@ class Exponential(msgspec.Struct, frozen=True, gc=False):
         """Refuse what would overflow or shrink."""
         _check_seconds("base", self.base)
         _check_seconds("max", self.max)
-        if not 1 <= self.factor <= 100:
-            raise InvalidOption(f"factor must be a number from 1 to 100, not {self.factor!r:.80}")
+        if not _is_number(self.factor, 1, 100):
+            raise InvalidOption(f"factor must be a number from 1 to 100, not {shown(self.factor)}")
 
     def seconds(self, failures: int, random: Random) -> float:
         """The wait before the retry that follows failure number `failures`."""
@@ -68,8 +73,8 @@ class Steps(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse an empty ladder."""
-        if not self.waits:
-            raise InvalidOption("Steps needs at least one wait, as in Steps((5, 30, 300))")
+        if not isinstance(self.waits, tuple) or not self.waits:
+            raise InvalidOption("Steps needs a tuple of at least one wait, as in Steps((5, 30, 300))")
         for wait in self.waits:
             _check_seconds("each wait", wait)
 
@@ -105,3 +110,10 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     backoff: Backoff = FullJitter()
     max_crashes: int = 3
     max_snoozes: int = 100
+
+    def __post_init__(self) -> None:
+        """Refuse limits that could not be compared when a job ends."""
+        if not (isinstance(self.backoff, FullJitter | Exponential | Steps) or callable(self.backoff)):
+            raise InvalidOption(f"backoff must be a policy or a callable, not {shown(self.backoff)}")
+        check_whole("max_crashes", self.max_crashes, 1, 1_000_000)
+        check_whole("max_snoozes", self.max_snoozes, 0, 1_000_000)

@@ -208,8 +208,8 @@ class Store(Protocol):
     async def beat(self, session_id: SessionId) -> Beat:
         """Raise the beat counter of an open session. Never opens one: for a closed or unknown one `open` is False."""
 
-    async def held(self, session_id: SessionId) -> list[Lease]:
-        """Every job in flight under the session, whether or not the session knows."""
+    async def held(self, session_id: SessionId) -> list[Job]:
+        """Every job in flight under the session, whether or not the worker knows: what it does not, it releases."""
 
     async def sessions(self) -> list[SessionView]:
         """Every session, open or closed, that has not been pruned."""

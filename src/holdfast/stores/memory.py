@@ -346,10 +346,10 @@ class MemoryStore:
                 cancel=tuple(job_id for job_id in held if self._jobs[job_id].cancel_asked),
             )
 
-    async def held(self, session_id: SessionId) -> list[Lease]:
+    async def held(self, session_id: SessionId) -> list[Job]:
         """See `Store.held`."""
         with self._lock:
-            return [self._jobs[job_id].lease for job_id in self._held[session_id]]
+            return [self._jobs[job_id] for job_id in self._held[session_id]]
 
     async def sessions(self) -> list[SessionView]:
         """See `Store.sessions`."""

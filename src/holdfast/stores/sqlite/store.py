@@ -190,7 +190,7 @@ class SqliteStore:
         """See `Store.beat`."""
         return await self._write(lambda db: self._verbs.beat(db, session_id, self._clock.now()))
 
-    async def held(self, session_id: SessionId) -> list[Lease]:
+    async def held(self, session_id: SessionId) -> list[Job]:
         """See `Store.held`."""
         return await self._read(lambda db: self._verbs.held(db, session_id))
 

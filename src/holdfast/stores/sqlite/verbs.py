@@ -273,13 +273,12 @@ class Verbs:
         ).fetchall()
         return Beat(open=True, held=len(held), cancel=tuple(job_id for job_id, cancel_asked in held if cancel_asked))
 
-    def held(self, db: Database, session_id: SessionId) -> list[Lease]:
+    def held(self, db: Database, session_id: SessionId) -> list[Job]:
         """See `Store.held`."""
         rows = db.execute(
-            f"SELECT id, queue, session_id, version FROM {self._ns}_live WHERE state = 'in_flight' AND session_id = ?",
-            (session_id,),
+            f"SELECT {LIVE_AS_ENDED} FROM {self._ns}_live WHERE state = 'in_flight' AND session_id = ?", (session_id,)
         ).fetchall()
-        return [Lease(*row) for row in rows]
+        return [job_from_row(row) for row in rows]
 
     def sessions(self, db: Database) -> list[SessionView]:
         """See `Store.sessions`."""
