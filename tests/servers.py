@@ -220,9 +220,7 @@ class PostgresServer(Server):
     stop_signals = (signal.SIGINT, signal.SIGQUIT)  # fast shutdown, immediate shutdown
     orphan_signal = signal.SIGQUIT
 
-    def __init__(
-        self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS
-    ) -> None:
+    def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
         super().__init__(startup_seconds=startup_seconds)
         self._settings = {
             # In the data folder instead of /dev/shm, so that a killed server leaves nothing behind.
@@ -304,9 +302,7 @@ class RedisServer(Server):
     stop_signals = (signal.SIGTERM,)
     orphan_signal = signal.SIGTERM
 
-    def __init__(
-        self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS
-    ) -> None:
+    def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
         super().__init__(startup_seconds=startup_seconds)
         self._settings = dict(settings or {})
         self._binary = find_redis()

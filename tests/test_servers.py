@@ -69,12 +69,8 @@ def test_the_shared_redis_answers(redis_server: RedisServer) -> None:
     assert ask_redis(redis_server.url) is True
 
 
-@pytest.mark.parametrize(
-    ("kind", "ask", "answer"), [(PostgresServer, ask_postgres, 1), (RedisServer, ask_redis, True)]
-)
-def test_a_server_is_gone_after_its_block(
-    kind: type[Server], ask: Callable[[str], object], answer: object
-) -> None:
+@pytest.mark.parametrize(("kind", "ask", "answer"), [(PostgresServer, ask_postgres, 1), (RedisServer, ask_redis, True)])
+def test_a_server_is_gone_after_its_block(kind: type[Server], ask: Callable[[str], object], answer: object) -> None:
     with missing_server_policy():
         server = kind()
     with server:

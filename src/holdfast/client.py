@@ -7,6 +7,7 @@ directly on the calling thread.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -15,6 +16,7 @@ import msgspec
 from holdfast.codec import Signature
 from holdfast.config import Settings
 from holdfast.errors import (
+    ForeignConnection,
     HoldfastError,
     InvalidOption,
     JobCancelled,
@@ -29,7 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.events import CancelRequested, JobEnqueued, JobReplayed, Listener, QueueDeep, QueuePaused, ignore, tell
 from holdfast.failures import RESULT_NOT_KEPT, Failure, decode_history
-from holdfast.job import ENDED, Job, JobId, NewJob, State, check_name
+from holdfast.job import ENDED, Job, JobId, NewJob, State, check_name, check_text
 from holdfast.lifecycle import Applied, replay
 from holdfast.ports import Ports
 from holdfast.store import (
@@ -91,10 +93,19 @@ class Client:
         return handle if handle.created else self.portal.run("enqueue", handle.look())
 
     async def enqueue_many(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
-        """Store many jobs, a thousand in one round trip. `PartlyRefused` if some were: the others are stored."""
+        """Store many jobs, a thousand in one round trip. `PartlyRefused` if some were: the others are stored.
+
+        When the store itself fails half-way, the positions after the last refused one were not tried.
+        """
         results: list[JobHandle[R] | HoldfastError] = []
         for chunk in _chunks(calls):
-            results += self._accept_all(chunk, await self._insert([call.new for call in chunk], connection))
+            try:
+                answers = await self._insert([call.new for call in chunk], connection)
+            except HoldfastError as error:
+                if not results:
+                    raise
+                raise _partly_refused([*results, *[error] * len(chunk)]) from error
+            results += self._accept_all(chunk, answers)
         return _all_or_partly_refused(results)
 
     def enqueue_many_blocking(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
@@ -102,7 +113,13 @@ class Client:
         refuse_in_event_loop("enqueue_many")
         results: list[JobHandle[R] | HoldfastError] = []
         for chunk in _chunks(calls):
-            results += self._accept_all(chunk, self._insert_blocking([call.new for call in chunk], connection))
+            try:
+                answers = self._insert_blocking([call.new for call in chunk], connection)
+            except HoldfastError as error:
+                if not results:
+                    raise
+                raise _partly_refused([*results, *[error] * len(chunk)]) from error
+            results += self._accept_all(chunk, answers)
         return _all_or_partly_refused(results)
 
     async def _insert(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
@@ -114,6 +131,10 @@ class Client:
         return await self._store.insert(new, limits=self._limits(new))
 
     def _insert_blocking(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
+        if hasattr(connection, "run_sync"):
+            raise ForeignConnection(
+                f"a {type(connection).__qualname__} belongs to an event loop: use `await aenqueue(...)` with it"
+            )
         if connection is not None:
             return self._store.insert_on(connection, new, limits=self._limits(new))
         return self._store.insert_blocking(new, limits=self._limits(new))
@@ -161,7 +182,7 @@ class Client:
 
     async def load(self, job_id: JobId) -> Job:
         """The job as the store has it, or `JobNotFound`."""
-        job = await self._store.get(job_id)
+        job = await self._store.get(_check_id(job_id))
         if job is None:
             raise JobNotFound(f"there is no job {job_id!r:.80}: it never existed, or its retention ended")
         return job
@@ -186,6 +207,13 @@ class Client:
             wanted = tuple(State(state) for state in states)
         except ValueError as error:
             raise InvalidOption(f"{error}; the states are {', '.join(State)}") from error
+        for what, name in (("queue", queue), ("task", task)):
+            if name is not None:
+                check_name(what, name)
+        if correlation_id is not None:
+            check_text("correlation_id", correlation_id, 256)
+        if cursor is not None:
+            _check_id(cursor)
         page = await self._store.find(
             JobQuery(states=wanted, queue=queue, task=task, correlation_id=correlation_id, cursor=cursor, limit=limit)
         )
@@ -199,7 +227,7 @@ class Client:
 
     async def cancel(self, job_id: JobId) -> CancelAnswer:
         """Cancel a waiting job at once, or ask the worker that holds it. `JobNotFound` if there is none."""
-        [answer] = await self._store.request_cancel([job_id])
+        [answer] = await self._store.request_cancel([_check_id(job_id)])
         if answer is CancelAnswer.GONE:
             raise JobNotFound(f"there is no job {job_id!r:.80} to cancel")
         tell(self._listener, CancelRequested(job_id, answer.value))
@@ -237,6 +265,8 @@ class Client:
 
     async def wait_ended(self, job_id: JobId, timeout: float | None) -> Job:
         """The job once it has ended, or `NotFinished` after `timeout` seconds (None: wait for ever)."""
+        if timeout is not None and math.isnan(timeout):
+            raise InvalidOption("timeout must be a number of seconds, or None to wait for ever, not NaN")
         clock = self.ports.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         pause = _FIRST_POLL
@@ -345,9 +375,18 @@ def _chunks(calls: Iterable[PreparedJob[R]]) -> Iterator[list[PreparedJob[R]]]:
         yield chunk
 
 
+def _check_id(job_id: JobId) -> JobId:
+    return check_text("job id", job_id, 128)
+
+
 def _all_or_partly_refused(results: Sequence[JobHandle[R] | HoldfastError]) -> list[JobHandle[R]]:
-    accepted = [handle for handle in results if isinstance(handle, JobHandle)]
-    refused = {at: error for at, error in enumerate(results) if isinstance(error, HoldfastError)}
-    if refused:
-        raise PartlyRefused(accepted, refused)
-    return accepted
+    if any(isinstance(result, HoldfastError) for result in results):
+        raise _partly_refused(results)
+    return [handle for handle in results if isinstance(handle, JobHandle)]
+
+
+def _partly_refused(results: Sequence[JobHandle[R] | HoldfastError]) -> PartlyRefused:
+    return PartlyRefused(
+        [handle for handle in results if isinstance(handle, JobHandle)],
+        {at: error for at, error in enumerate(results) if isinstance(error, HoldfastError)},
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -18,15 +19,19 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidOption, InvalidPayload, PayloadTooLarge
+from holdfast.errors import InvalidOption, InvalidPayload, PayloadTooLarge, shown
 
 DEFAULT_PAYLOAD_LIMIT = 256 * 1024
 DEEPEST_NESTING = 64
 
+T = typing.TypeVar("T")
+
 _encoder = msgspec.json.Encoder()
 _canonical_encoder = msgspec.json.Encoder(order="sorted")
+_plain_decoder = msgspec.json.Decoder()
 _NUL = b"\\u0000"
-_FORBIDDEN_TYPES = (set, frozenset)
+_PLAIN_TYPES = frozenset({str, float, bool, type(None)})
+_MSGSPEC_ERROR = re.compile(r"(.*?)(?: - at (?:`(key)` in )?`(.*)`)?", re.DOTALL)
 
 
 class Signature:
@@ -35,16 +40,20 @@ class Signature:
     def __init__(self, function: Callable[..., Any]) -> None:
         """`InvalidOption` if a parameter cannot be filled from named JSON values."""
         self._function = function
-        self._parameters = tuple(inspect.signature(function).parameters.values())
+        self._name = getattr(function, "__qualname__", type(function).__qualname__)
+        try:
+            self._parameters = tuple(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise InvalidOption(f"task {self._name}: Python does not know its parameters ({error})") from error
         for parameter in self._parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise InvalidOption(
-                    f"task {function.__qualname__}: {parameter} has no name to travel under; "
+                    f"task {self._name}: {parameter} has no name to travel under; "
                     f"give each argument a parameter of its own"
                 )
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise InvalidOption(
-                    f"task {function.__qualname__}: parameter {parameter.name!r} is positional-only, but arguments "
+                    f"task {self._name}: parameter {parameter.name!r} is positional-only, but arguments "
                     f"travel by name: remove the '/'"
                 )
         self._positional = tuple(
@@ -58,36 +67,45 @@ class Signature:
     @cached_property
     def _hints(self) -> dict[str, Any]:
         try:
-            return typing.get_type_hints(self._function)
+            return typing.get_type_hints(self._function, include_extras=True)
         except Exception as error:
             raise InvalidOption(
-                f"task {self._function.__qualname__}: its annotations cannot be resolved ({error}); the types must "
+                f"task {self._name}: its annotations cannot be resolved ({error}); the types must "
                 f"be importable where the task is defined"
             ) from error
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[msgspec.Struct]:
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-        for parameter in self._parameters:
-            kind = self._hints.get(parameter.name, Any)
-            if parameter.name in self._required:
-                fields.append((parameter.name, kind))
-            else:
-                # An argument that was left out takes the handler's own default when it runs.
-                fields.append((parameter.name, kind | msgspec.UnsetType, msgspec.UNSET))
         try:
+            for parameter in self._parameters:
+                kind = self._hints.get(parameter.name, Any)
+                if parameter.name in self._required:
+                    fields.append((parameter.name, kind))
+                else:
+                    # An argument that was left out takes the handler's own default when it runs.
+                    fields.append((parameter.name, kind | msgspec.UnsetType, msgspec.UNSET))
             arguments = msgspec.defstruct(
                 "Arguments", fields, kw_only=True, forbid_unknown_fields=True, module=__name__
             )
             return msgspec.json.Decoder(arguments)
-        except TypeError as error:
+        except (TypeError, NameError) as error:
             raise InvalidOption(
-                f"task {self._function.__qualname__}: an annotation names a type that JSON cannot carry: {error}"
+                f"task {self._name}: an annotation names a type that JSON cannot carry: {error}"
             ) from error
 
     @cached_property
+    def _mentions_sets(self) -> bool:
+        return _mentions_sets(msgspec.inspect.type_info(self._decoder.type))
+
+    @cached_property
     def _result_decoder(self) -> msgspec.json.Decoder[Any]:
-        return msgspec.json.Decoder(self._hints.get("return", Any))
+        try:
+            return msgspec.json.Decoder(self._hints.get("return", Any))
+        except (TypeError, NameError) as error:
+            raise InvalidOption(
+                f"task {self._name}: its return annotation names a type that JSON cannot carry: {error}"
+            ) from error
 
     def check(self) -> None:
         """`InvalidOption` if an annotation cannot be resolved or carried."""
@@ -96,18 +114,16 @@ class Signature:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, or `InvalidPayload` if they do not fit the handler's parameters."""
         if len(args) > len(self._positional):
-            raise InvalidPayload(
-                f"{self._function.__qualname__} takes {len(self._positional)} positional arguments, not {len(args)}"
-            )
+            raise InvalidPayload(f"{self._name} takes {len(self._positional)} positional arguments, not {len(args)}")
         named = dict(zip(self._positional, args, strict=False))
         for name, value in kwargs.items():
             if name in named:
-                raise InvalidPayload(f"{self._function.__qualname__} got two values for {name!r:.80}")
+                raise InvalidPayload(f"{self._name} got two values for {name!r:.80}")
             if name not in self._names:
-                raise InvalidPayload(f"{self._function.__qualname__} has no parameter {name!r:.80}")
+                raise InvalidPayload(f"{self._name} has no parameter {name!r:.80}")
             named[name] = value
         if missing := self._required - named.keys():
-            raise InvalidPayload(f"{self._function.__qualname__} needs a value for {', '.join(sorted(missing))}")
+            raise InvalidPayload(f"{self._name} needs a value for {', '.join(sorted(missing))}")
         return named
 
     def encode(self, arguments: Mapping[str, Any], limit: int = DEFAULT_PAYLOAD_LIMIT) -> bytes:
@@ -118,6 +134,7 @@ class Signature:
                 f"the arguments are {len(payload)} bytes of JSON, more than the {limit} allowed: "
                 f"send a reference (a path, a row id) instead of the data"
             )
+        _refuse_hidden(payload)
         try:
             decoded = self.decode(payload)
         except InvalidPayload:
@@ -125,18 +142,18 @@ class Signature:
             raise
         try:
             same = bool(decoded == arguments)
-        except Exception as error:
-            raise InvalidPayload(f"the arguments cannot be compared: {error!r:.200}") from error
-        if not same or _suspicious(payload):
-            _refuse_difference(arguments, decoded)
+        except Exception:  # an argument's own `__eq__` may raise anything: `_refuse_difference` finds it
+            same = False
+        if not same or self._mentions_sets:
+            _refuse_forbidden(arguments, "$", 0)
+        if not same:
+            _refuse_difference(arguments, decoded, "$")
+            raise InvalidPayload("the arguments would reach the handler as others, which are not equal to them")
         return payload
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         """The keyword arguments for the handler, or `InvalidPayload` if they do not fit its annotations."""
-        try:
-            arguments = self._decoder.decode(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _invalid(error) from error
+        arguments = _decode(self._decoder, payload)
         return {
             name: value
             for name in arguments.__struct_fields__
@@ -145,19 +162,16 @@ class Signature:
 
     def decode_result(self, result: bytes) -> Any:
         """What the handler returned, by its own return annotation."""
-        try:
-            return self._result_decoder.decode(result)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _invalid(error) from error
+        return _decode(self._result_decoder, result)
 
 
 def encode_result(value: Any, limit: int = DEFAULT_PAYLOAD_LIMIT) -> bytes:
-    """A handler's return value as JSON, or `InvalidPayload`. Tuples become lists; NUL is refused as in payloads."""
+    """A handler's return value as JSON, or `InvalidPayload` for what no payload may hold. Tuples become lists."""
     result = _encode(value)
     if len(result) > limit:
         raise PayloadTooLarge(f"the result is {len(result)} bytes of JSON, more than the {limit} allowed")
-    if _suspicious(result):
-        _refuse_forbidden(value, "$", 0)
+    _refuse_hidden(result)
+    _refuse_forbidden(value, "$", 0)
     return result
 
 
@@ -170,75 +184,140 @@ def payload_hash(task: str, payload: bytes) -> str:
 def _encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
         _refuse_forbidden(value, "$", 0)
         raise InvalidPayload(str(error)) from error
 
 
-def _suspicious(encoded: bytes) -> bool:
-    """Whether a closer look is due: a NUL, or brackets enough for too deep a nesting."""
-    return _NUL in encoded or encoded.count(b"[") + encoded.count(b"{") > DEEPEST_NESTING
+def _decode(decoder: msgspec.json.Decoder[T], encoded: bytes) -> T:
+    try:
+        return decoder.decode(encoded)
+    except MemoryError:
+        raise
+    except Exception as error:  # the `__post_init__` of an annotated type may raise anything
+        raise _invalid(error) from error
 
 
 def _invalid(error: Exception) -> InvalidPayload:
-    text, _, path = str(error).partition(" - at `")
-    return InvalidPayload(text, path.rstrip("`") or "$")
+    if not isinstance(error, msgspec.MsgspecError):
+        return InvalidPayload(f"{type(error).__name__}: {error}")
+    problem, key, path = typing.cast(re.Match[str], _MSGSPEC_ERROR.fullmatch(str(error))).groups()
+    return InvalidPayload(f"in a key: {problem}" if key else problem, path or "$")
 
 
-def _refuse_difference(given: Any, decoded: Any) -> None:
+def _mentions_sets(kind: msgspec.inspect.Type) -> bool:
+    """Whether a set can come out of a decoder for that type, at whatever depth."""
+    waiting: list[Any] = [kind]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, msgspec.inspect.SetType | msgspec.inspect.FrozenSetType):
+            return True
+        if isinstance(node, tuple):
+            waiting += node
+        elif isinstance(node, msgspec.inspect.Type | msgspec.inspect.Field) and id(node) not in seen:
+            seen.add(id(node))
+            waiting += msgspec.structs.astuple(node)
+    return False
+
+
+def _refuse_hidden(encoded: bytes) -> None:
+    """Raise for a NUL or too deep a nesting in the JSON, whatever it came from: an enum's value, a `msgspec.Raw`."""
+    if _NUL in encoded or encoded.count(b"[") + encoded.count(b"{") > DEEPEST_NESTING:
+        _refuse_forbidden(_decode(_plain_decoder, encoded), "$", 0)
+
+
+def _refuse_difference(given: Any, decoded: Any, path: str) -> None:
     """Raise for the first place where the handler would see something else. The slow path, for the error message."""
-    _refuse_forbidden(given, "$", 0)
-    _compare(given, decoded, "$")
-
-
-def _compare(given: Any, decoded: Any, path: str) -> None:
     if isinstance(given, Mapping) and isinstance(decoded, Mapping):
-        for name, value in given.items():
-            inner = f"{path}.{name}"
+        for name in given:
             if name not in decoded:
-                raise InvalidPayload(f"the key {name!r:.80} is a {type(name).__name__}, and JSON keys are text", path)
-            _compare(value, decoded[name], inner)
+                raise InvalidPayload(f"the key {shown(name)} is a {type(name).__name__}, and JSON keys are text", path)
+        for name, value in given.items():
+            _refuse_difference(value, decoded[name], _inside(path, name))
         if len(given) == len(decoded):
             return
     elif type(given) is type(decoded) and isinstance(given, list | tuple) and len(given) == len(decoded):
         for index, (left, right) in enumerate(zip(given, decoded, strict=True)):
-            _compare(left, right, f"{path}[{index}]")
+            _refuse_difference(left, right, f"{path}[{index}]")
         return
-    if given != decoded:
+    try:
+        same = bool(given == decoded)
+    except Exception as error:
         raise InvalidPayload(
-            f"a {type(given).__name__} would reach the handler as a {type(decoded).__name__}: "
-            f"annotate the parameter with its type, or pass what JSON has (str, int, float, bool, None, list, dict)",
+            f"a {type(given).__name__} cannot be compared: its __eq__ raised {shown(error)}", path
+        ) from error
+    if same:
+        return
+    if type(given) is type(decoded):
+        raise InvalidPayload(
+            f"a {type(given).__name__} would reach the handler as one that is not equal to it: give the type an "
+            f"__eq__ that compares what JSON carries",
             path,
         )
+    raise InvalidPayload(
+        f"a {type(given).__name__} would reach the handler as a {type(decoded).__name__}: "
+        f"annotate the parameter with its type, or pass what JSON has (str, int, float, bool, None, list, dict)",
+        path,
+    )
 
 
 def _refuse_forbidden(value: Any, path: str, depth: int) -> None:
     """Raise for the first value that no annotation can save."""
-    if depth > DEEPEST_NESTING:
-        raise InvalidPayload(f"nested deeper than {DEEPEST_NESTING} levels (or inside itself)", path)
     if isinstance(value, str):
-        if "\0" in value:
-            raise InvalidPayload("the text contains a NUL character, which not every engine can store", path)
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidPayload("the text contains a lone surrogate, which is no valid Unicode", path) from error
+        _refuse_text(value, path)
     elif isinstance(value, float) and not math.isfinite(value):
         raise InvalidPayload(f"{value} is no JSON number", path)
-    elif isinstance(value, _FORBIDDEN_TYPES):
+    elif isinstance(value, set | frozenset):
         raise InvalidPayload("a set has no order and no JSON form: pass a sorted list", path)
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            _refuse_forbidden(name, f"{path}.{name!r:.80}" if not isinstance(name, str) else path, depth + 1)
-            _refuse_forbidden(inner, f"{path}.{str(name)[:80]}", depth + 1)
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            _refuse_forbidden(inner, f"{path}[{index}]", depth + 1)
-    elif msgspec.inspect.is_struct(value) or hasattr(value, "__dataclass_fields__"):
-        for name in getattr(value, "__struct_fields__", None) or value.__dataclass_fields__:
-            _refuse_forbidden(getattr(value, name, None), f"{path}.{name}", depth + 1)
-    elif not isinstance(value, int | None):
-        try:
-            _encoder.encode(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InvalidPayload(f"a {type(value).__qualname__} has no JSON form", path) from error
+    if type(value) in _PLAIN_TYPES or (type(value) is int and value.bit_length() <= 64):
+        return
+    parts = _parts(value, path)
+    if parts is None:
+        _require_json_form(value, path, f"a {type(value).__qualname__}")
+    elif depth == DEEPEST_NESTING:
+        raise InvalidPayload(f"nested deeper than {DEEPEST_NESTING} levels (or inside itself)", path)
+    else:
+        for inner_path, inner in parts:
+            _refuse_forbidden(inner, inner_path, depth + 1)
+
+
+def _parts(value: Any, path: str) -> list[tuple[str, Any]] | None:
+    """What a container holds, with paths. None: it is no container."""
+    if isinstance(value, dict):
+        for name in value:
+            if isinstance(name, str):
+                _refuse_text(name, path)
+            else:
+                _require_json_form({name: None}, path, f"a key of type {type(name).__qualname__}")
+        return [(_inside(path, name), inner) for name, inner in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
+    if isinstance(value, type):
+        return None
+    names = getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None)
+    return None if names is None else [(f"{path}.{name}", getattr(value, name, None)) for name in names]
+
+
+def _inside(path: str, name: object) -> str:
+    return f"{path}.{name[:80]}" if isinstance(name, str) else f"{path}[{shown(name)}]"
+
+
+def _refuse_text(text: str, path: str) -> None:
+    if "\0" in text:
+        raise InvalidPayload("the text contains a NUL character, which not every engine can store", path)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidPayload("the text contains a lone surrogate, which is no valid Unicode", path) from error
+
+
+def _require_json_form(value: Any, path: str, what: str) -> None:
+    try:
+        _encoder.encode(value)
+    except TypeError as error:
+        raise InvalidPayload(f"{what} has no JSON form", path) from error
+    except ValueError as error:
+        raise InvalidPayload(f"{what} cannot be written as JSON: {error}", path) from error

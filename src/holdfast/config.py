@@ -35,6 +35,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if len(set(self.priorities.values())) > MOST_PRIORITY_LEVELS:
             raise InvalidOption(f"at most {MOST_PRIORITY_LEVELS} priority levels may be in use")
         self.priority(self.default_priority)
+        for queue in self.depths:
+            check_name("queue", queue)
         for limit in (DepthLimit(self.max_depth, self.warn_depth), *self.depths.values()):
             for name, depth in (("max_depth", limit.max_depth), ("warn_depth", limit.warn_depth)):
                 if depth is not None:

@@ -7,12 +7,13 @@ made anew in a forked child.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from holdfast.errors import CalledInEventLoop
+from holdfast.errors import CalledInEventLoop, OutcomeUnknown
 from holdfast.ports import Ports
 
 T = TypeVar("T")
@@ -44,21 +45,33 @@ class Portal:
         except CalledInEventLoop:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self._running_loop()).result()
+        with self._lock:
+            future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise OutcomeUnknown(f"{name}() was still under way when the application was closed") from None
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None or self._process != os.getpid():
-                self._loop = asyncio.new_event_loop()
-                self._process = os.getpid()
-                self._thread = self._spawner.thread(self._loop.run_forever, "holdfast-portal")
-            return self._loop
+        if self._loop is None or self._process != os.getpid():
+            self._loop = asyncio.new_event_loop()
+            self._process = os.getpid()
+            self._thread = self._spawner.thread(self._loop.run_forever, "holdfast-portal")
+        return self._loop
 
     def close(self) -> None:
-        """End the thread. The portal starts again if it is used again."""
+        """End the thread; a call that another thread waits for is broken off. Used again, the portal starts again."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None and self._process == os.getpid():
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -6,7 +6,6 @@ A task's name is the key by which a worker finds its function. It is looked up i
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timedelta
 from enum import Enum
@@ -18,9 +17,9 @@ from msgspec.structs import replace
 from holdfast.client import Client, JobHandle, PreparedJob
 from holdfast.codec import Signature, payload_hash
 from holdfast.config import Settings
-from holdfast.errors import InvalidOption, UnknownTask
+from holdfast.errors import InvalidOption, UnknownTask, shown
 from holdfast.job import LONGEST_DELAY, MOST_RETRIES, Key, NewJob, check_name, check_text, check_whole
-from holdfast.policy import Backoff, FullJitter
+from holdfast.policy import Backoff, Exponential, FullJitter, Steps
 from holdfast.ports import Ports, microseconds
 
 P = ParamSpec("P")
@@ -58,7 +57,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot work."""
         check_name("version", self.version)
         check_name("queue", self.queue)
-        if self.share:
+        if self.share != "":
             check_text("share", self.share, 128)
         if self.max_retries is not None:
             check_whole("max_retries", self.max_retries, 0, MOST_RETRIES)
@@ -66,16 +65,19 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
             if limit is not None:
                 _seconds(what, limit, least=0.001)
         if self.isolation not in (None, "process"):
-            raise InvalidOption(f"isolation must be 'process' or None, not {self.isolation!r:.40}")
+            raise InvalidOption(f"isolation must be 'process' or None, not {shown(self.isolation)}")
         if self.unique is not True and self.unique is not False:
             _seconds("unique", self.unique, least=0.001)
         if self.retention is not None:
             _seconds("retention", self.retention, least=0)
-        if not callable(self.backoff) and not hasattr(self.backoff, "seconds"):
+        if not (callable(self.backoff) or isinstance(self.backoff, FullJitter | Exponential | Steps)):
             raise InvalidOption("backoff must be a policy value or a callable from failures to seconds")
-        for kind in self.permanent:
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise InvalidOption(f"permanent must name exception types, not {kind!r:.80}")
+        if not isinstance(self.permanent, tuple) or not all(
+            isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.permanent
+        ):
+            raise InvalidOption(f"permanent must be a tuple of exception types, not {shown(self.permanent)}")
+        if self.on_failed is not None:
+            check_name("on_failed", self.on_failed)
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,13 +149,8 @@ def prepare(
 
 def _seconds(what: str, seconds: float, *, least: float) -> float:
     most = LONGEST_DELAY / 1_000_000
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not math.isfinite(seconds)
-        or not least <= seconds <= most
-    ):
-        raise InvalidOption(f"{what} must be a number of seconds from {least:g} to {most:.0f}, not {seconds!r:.80}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not least <= seconds <= most:
+        raise InvalidOption(f"{what} must be a number of seconds from {least:g} to {most:.0f}, not {shown(seconds)}")
     return seconds
 
 
@@ -167,7 +164,7 @@ def _due(call: CallOptions, ports: Ports) -> tuple[int, int | None]:
         return 0, None
     if not isinstance(call.run_at, datetime) or call.run_at.utcoffset() is None:
         raise InvalidOption(
-            f"run_at must be a datetime with a time zone, as in datetime.now(UTC), not {call.run_at!r:.80}"
+            f"run_at must be a datetime with a time zone, as in datetime.now(UTC), not {shown(call.run_at)}"
         )
     run_at = max(0, microseconds(call.run_at.timestamp()))
     # This process's clock only serves to catch a slip of the pen; the store's clock decides when the job is due.
@@ -265,8 +262,10 @@ class Registry:
 
     def add(self, function: Callable[..., Any], name: str | None, options: TaskOptions) -> TaskSpec:
         """Register a function. `InvalidOption` if its name is taken or its parameters cannot travel."""
-        if not callable(function):
-            raise InvalidOption(f"@task goes on a function, not on {function!r:.80}")
+        if not inspect.isroutine(function):
+            raise InvalidOption(f"@task goes on a function, not on {shown(function)}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidOption(f"{function.__qualname__} is a generator: calling it would not run its body")
         name = check_name("task", getattr(function, "__name__", "") if name is None else name)
         if name in self._specs:
             raise InvalidOption(

@@ -43,7 +43,7 @@ from holdfast.store import (
     Session,
     SessionView,
 )
-from holdfast.stores.wakeups import WakeupHub
+from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 _CLOSED_SESSION_KEPT = 3600 * 1_000_000
 
@@ -117,12 +117,12 @@ class MemoryStore:
         self._hub.notify()
 
     def wait_until_due(self, queues: Collection[str], timeout: float) -> bool:
-        """Block until a job of these queues is due (True), or until the timeout or a shutdown with nothing left."""
+        """Block until a job of these queues can be claimed (True), the timeout, or a shutdown with none left."""
         deadline = self._clock.monotonic() + timeout
         with self._changed:
             while True:
                 now = self._clock.now()
-                next_due = self._next_due(queues)
+                next_due = self._next_due([queue for queue in queues if queue not in self._paused])
                 if next_due is not None and next_due <= now:
                     return True
                 left = deadline - self._clock.monotonic()
@@ -169,24 +169,41 @@ class MemoryStore:
                     f"checkpoint {checkpoint.name!r} of queue {checkpoint.queue!r} was moved by another process; "
                     f"read it again and go on from there"
                 )
-            fresh = sum(job.id not in self._jobs for job in jobs)
-            if fresh > self._room(checkpoint.queue, limits.get(checkpoint.queue, DepthLimit())):
+            room = self._room(checkpoint.queue, limits.get(checkpoint.queue, DepthLimit()))
+            if self._fresh(jobs) > max(room, 0):
                 return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
             self._checkpoints[place] = checkpoint.now
             return self.insert_blocking(jobs, limits=limits)
+
+    def _fresh(self, jobs: Sequence[NewJob]) -> int:
+        """How many of these jobs, all of one queue, are there neither by their id nor by their key."""
+        now = self._clock.now()
+        ids: set[JobId] = set()
+        keys: set[str] = set()
+        for job in jobs:
+            key = job.key.text if job.key else None
+            if job.id in self._jobs or job.id in ids:
+                continue
+            if key and (key in keys or self._key_holder(job.queue, key, now)):
+                continue
+            ids.add(job.id)
+            if key:
+                keys.add(key)
+        return len(ids)
 
     def _refuse_if_shut_down(self) -> None:
         if self._shutdown:
             raise QueueClosed("this store was shut down and takes no new jobs; open a new one")
 
-    def _insert_one(self, new: NewJob, now: int, limits: Mapping[str, DepthLimit]) -> Inserted:
+    def _insert_one(self, new: NewJob, now: int, limits: Mapping[str, DepthLimit] | None) -> Inserted:
+        """Insert one job, if there is room for it. `limits` None: without asking for room."""
         if new.id in self._jobs:
             return Inserted(new.id, InsertStatus.EXISTING)
         if new.key and (holder := self._key_holder(new.queue, new.key.text, now)):
             same = holder.payload_hash == new.key.payload_hash
             return Inserted(holder.job_id, InsertStatus.EXISTING if same else InsertStatus.KEY_CONFLICT)
-        limit = limits.get(new.queue, DepthLimit())
-        if self._room(new.queue, limit) < 1:
+        limit = (limits or {}).get(new.queue, DepthLimit())
+        if limits is not None and self._room(new.queue, limit) < 1:
             return Inserted(new.id, InsertStatus.FULL)
         job = Job(
             id=new.id,
@@ -339,7 +356,7 @@ class MemoryStore:
                 return Beat(open=False, held=0, cancel=())
             session = self._sessions[session_id]
             self._sessions[session_id] = replace(session, beat=session.beat + 1, beat_at=self._clock.now())
-            held = self._held[session_id]
+            held = self._held.get(session_id, {})
             return Beat(
                 open=True,
                 held=len(held),
@@ -349,7 +366,7 @@ class MemoryStore:
     async def held(self, session_id: SessionId) -> list[Job]:
         """See `Store.held`."""
         with self._lock:
-            return [self._jobs[job_id] for job_id in self._held[session_id]]
+            return [self._jobs[job_id] for job_id in self._held.get(session_id, ())]
 
     async def sessions(self) -> list[SessionView]:
         """See `Store.sessions`."""
@@ -384,13 +401,13 @@ class MemoryStore:
             return Claimed(jobs=claimed, now=now, next_due=self._next_due(queues))
 
     def _pull(self, lane: Lane, most: int) -> list[Job]:
-        heap = self._due[lane]
+        heap = self._due.get(lane, [])
         pulled: list[Job] = []
         while heap and len(pulled) < most:
             if job := self._current(heapq.heappop(heap)):
                 pulled.append(job)
         if not heap:
-            del self._due[lane]
+            self._due.pop(lane, None)
         return pulled
 
     def _hand_over(self, job: Job, session_id: SessionId, now: int) -> Job:
@@ -414,7 +431,7 @@ class MemoryStore:
             now = self._clock.now()
             answers = [self._apply_one(move, now) for move in moves]
             self._changed.notify_all()
-        self._hub.notify({move.queue for move in moves if move.to is State.READY})
+        self._hub.notify(queues_fed(moves))
         return answers
 
     def _standing(self, job: Job) -> Standing:
@@ -442,10 +459,6 @@ class MemoryStore:
             if holder and holder.job_id == job.id:
                 del self._keys[job.queue, job.key.text]
 
-        if job.state is State.READY:
-            self._take_from_line(job, leaves_entry=True)
-        elif job.state is State.IN_FLIGHT:
-            del self._held[job.session_id or ""][job.id]
         goes_back = move.to is State.READY
         moved = replace(
             job,
@@ -468,9 +481,19 @@ class MemoryStore:
             self._line_up(moved, now)
         else:
             self._jobs[job.id] = moved
+        if job.state is State.READY:
+            self._take_from_line(job, leaves_entry=True)
+        elif job.state is State.IN_FLIGHT:
+            self._let_go(job)
         for following in move.then:
-            self._insert_one(following, now, {})
+            self._insert_one(following, now, None)
         return Applied.APPLIED
+
+    def _let_go(self, job: Job) -> None:
+        holder = job.session_id or ""
+        del self._held[holder][job.id]
+        if not self._held[holder]:
+            del self._held[holder]
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """Always refused: memory has no transactions to share."""
@@ -524,6 +547,7 @@ class MemoryStore:
                 self._paused.add(queue)
             else:
                 self._paused.discard(queue)
+            self._changed.notify_all()
         self._hub.notify({queue})
 
     async def prune(self, limit: int) -> int:
@@ -539,7 +563,7 @@ class MemoryStore:
             sessions = [
                 session.id
                 for session in self._sessions.values()
-                if not session.open and session.beat_at + _CLOSED_SESSION_KEPT <= now and not self._held[session.id]
+                if not session.open and session.beat_at + _CLOSED_SESSION_KEPT <= now and session.id not in self._held
             ]
             over: list[tuple[dict[Any, Any], object]] = [(self._jobs, job_id) for job_id in jobs]
             over += [(self._keys, place) for place in keys]
@@ -551,7 +575,7 @@ class MemoryStore:
     async def forget(self, job_ids: Sequence[JobId]) -> int:
         """See `Store.forget`."""
         with self._lock:
-            ended = [job_id for job_id in job_ids if (job := self._jobs.get(job_id)) and job.state in ENDED]
+            ended = {job_id for job_id in job_ids if (job := self._jobs.get(job_id)) and job.state in ENDED}
             for job_id in ended:
                 del self._jobs[job_id]
             return len(ended)

@@ -8,11 +8,20 @@ from collections.abc import AsyncIterator, Collection
 
 import msgspec
 
+from holdfast.job import State
+from holdfast.lifecycle import Move
+
 
 class _Waiter(msgspec.Struct, eq=False):
     loop: asyncio.AbstractEventLoop
     event: asyncio.Event
     queues: frozenset[str]
+
+
+def queues_fed(moves: Collection[Move]) -> set[str]:
+    """The queues in which these moves may have put claimable jobs."""
+    fed = {move.queue for move in moves if move.to is State.READY}
+    return fed.union(following.queue for move in moves for following in move.then)
 
 
 class WakeupHub:

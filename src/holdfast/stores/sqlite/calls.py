@@ -82,7 +82,7 @@ class CallThread:
             wanted = [call for call in calls if not call.future.cancelled()]
             if wanted:
                 self._serve(wanted)
-                _reply(wanted)
+                reply(wanted)
 
     def close(self) -> None:
         """Serve what is waiting, then end the thread. Later calls are refused."""
@@ -90,10 +90,11 @@ class CallThread:
             self._stopping = True
             self._arrived.notify()
         if self._thread is not None:
-            self._thread.join(self._timeout)
+            self._thread.join(self._timeout + _REPLY_GRACE)
 
 
-def _reply(calls: list[Call]) -> None:
+def reply(calls: list[Call]) -> None:
+    """Hand every call its answer or error, on its own loop. Doing it twice is harmless."""
     loops: dict[asyncio.AbstractEventLoop, list[Call]] = {}
     for call in calls:
         loops.setdefault(call.loop, []).append(call)

@@ -7,6 +7,7 @@ deleted or replaced while it is open would swallow jobs without an error. Both a
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from pathlib import Path
 
@@ -32,6 +33,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "davfs",
     ]
 )
+_OCTAL = re.compile(rb"\\([0-7]{3})")
 _NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "glusterfs", "davfs", "smbnetfs", "blobfuse", "ceph")
 
 
@@ -43,7 +45,8 @@ def file_system_of(path: Path, mounts: str) -> str:
         fields = left.split()
         if len(fields) < 5 or not right:
             continue
-        point = Path(fields[4].encode().decode("unicode_escape"))
+        # The kernel writes blanks and backslashes as octal escapes, and every other byte as it is.
+        point = Path(os.fsdecode(_OCTAL.sub(lambda escape: bytes([int(escape[1], 8)]), os.fsencode(fields[4]))))
         if path.is_relative_to(point) and len(point.parts) >= depth:
             found, depth = right.split()[0], len(point.parts)
     return found
@@ -52,7 +55,7 @@ def file_system_of(path: Path, mounts: str) -> str:
 def refuse_network_file_system(path: Path, mounts_file: Path = Path("/proc/self/mountinfo")) -> None:
     """`UnsafeStore` if the file lies on a network file system that this machine can name."""
     try:
-        mounts = mounts_file.read_text()
+        mounts = os.fsdecode(mounts_file.read_bytes())
     except OSError:
         return
     kind = file_system_of(path, mounts)
@@ -65,12 +68,17 @@ def refuse_network_file_system(path: Path, mounts_file: Path = Path("/proc/self/
 
 def create_private(path: Path) -> None:
     """Make the file if it is missing, readable by its owner alone. SQLite gives its side files the same mode."""
+    if path.is_dir():
+        raise StoreUnavailable(f"{path} is a folder: name a file in it for the database")
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         pass
     except OSError as error:
-        raise StoreUnavailable(f"cannot create the database file {path}: {error.strerror}") from error
+        raise StoreUnavailable(
+            f"cannot create the database file {path}: {error.strerror}. Its folder must exist, and this user must be "
+            f"allowed to write there"
+        ) from error
 
 
 def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
@@ -105,34 +113,45 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 
 class FileIdentity:
-    """Notices that the database file or its log is no longer the one that was opened."""
+    """Notices that the database file, its log or its index is no longer the one that was opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
-        self._log = f"{path}-wal"
         self._file_id = self._identity(self._path)
-        self._log_id: tuple[int, int] | None = None
+        self._side_ids: dict[str, tuple[int, int] | None] = {}
+        self.forget_side_files()
 
     def _identity(self, path: str) -> tuple[int, int]:
         try:
             status = os.stat(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise StoreReplaced(
                 f"{path} was deleted while it was open. Nothing more is written to it, since it would be lost: "
                 f"restore the file and restart the process"
             ) from None
+        except OSError as error:
+            raise StoreUnavailable(f"cannot look at {path}: {error.strerror}; nothing was written") from error
         return status.st_dev, status.st_ino
 
-    def check(self) -> None:
-        """`StoreReplaced` if the file was deleted or exchanged. Call it inside a write transaction, before writing."""
+    def forget_side_files(self) -> None:
+        """SQLite makes its side files anew when it opens the file again: take whatever is there then."""
+        self._side_ids = {f"{self._path}-wal": None, f"{self._path}-shm": None}
+
+    def check_file(self) -> None:
+        """`StoreReplaced` if the database file itself was deleted or exchanged."""
         if self._identity(self._path) != self._file_id:
             raise StoreReplaced(
                 f"{self._path} was replaced by another file while it was open. Nothing more is written to the old "
                 f"one: restart the process to use the new one, and make backups with SQLite's backup API"
             )
-        # The log exists from the first transaction on, for as long as anybody has the file open.
-        log_id = self._identity(self._log)
-        if self._log_id is None:
-            self._log_id = log_id
-        elif log_id != self._log_id:
-            raise StoreReplaced(f"{self._log} was replaced while it was open: restart the process")
+
+    def check(self) -> None:
+        """`StoreReplaced` if a file was deleted or exchanged. Call it inside a write transaction, before writing."""
+        self.check_file()
+        # The side files exist from the first transaction on, for as long as anybody has the file open.
+        for path, known in self._side_ids.items():
+            found = self._identity(path)
+            if known is None:
+                self._side_ids[path] = found
+            elif found != known:
+                raise StoreReplaced(f"{path} was replaced while it was open: restart the process")

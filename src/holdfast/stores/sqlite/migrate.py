@@ -58,8 +58,11 @@ def schema_number(connection: sqlite3.Connection, namespace: str) -> int:
     return int(row[0] or 0)
 
 
-def migrate(connection: sqlite3.Connection, namespace: str, migrations: list[Migration]) -> None:
-    """Apply what is missing. The caller holds the write transaction; it commits."""
+def is_current(connection: sqlite3.Connection, namespace: str, migrations: list[Migration]) -> bool:
+    """Whether nothing is missing. It only reads: a file that is up to date opens while somebody else writes.
+
+    `SchemaOutdated` if the file was made by a newer major version.
+    """
     here = schema_number(connection, namespace)
     newest = migrations[-1].number
     if here // _MINORS_PER_MAJOR > newest // _MINORS_PER_MAJOR:
@@ -67,8 +70,14 @@ def migrate(connection: sqlite3.Connection, namespace: str, migrations: list[Mig
             f"the file has schema {here}, made by a newer major version of Holdfast than this one (schema "
             f"{newest}): upgrade this process"
         )
-    if here >= newest:
+    return here >= newest
+
+
+def migrate(connection: sqlite3.Connection, namespace: str, migrations: list[Migration]) -> None:
+    """Apply what is missing. The caller holds the write transaction; it commits."""
+    if is_current(connection, namespace, migrations):
         return
+    here = schema_number(connection, namespace)
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {namespace}_schema (number INTEGER PRIMARY KEY, name TEXT NOT NULL)"
     )

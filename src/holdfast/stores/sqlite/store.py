@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
@@ -12,7 +13,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from holdfast.errors import InvalidOption, OutcomeUnknown
-from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State, check_name
+from holdfast.job import Job, JobId, Lease, NewJob, SessionId, check_name
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import SYSTEM, Ports
 from holdfast.store import (
@@ -31,15 +32,20 @@ from holdfast.store import (
 )
 from holdfast.stores.sqlite.file import create_private, refuse_network_file_system
 from holdfast.stores.sqlite.guest import GuestConnection
-from holdfast.stores.sqlite.migrate import migrate, shipped
+from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.verbs import Verbs
 from holdfast.stores.sqlite.writer import Writer, store_error
-from holdfast.stores.wakeups import WakeupHub
+from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
 _WATCH_INTERVAL = 0.005
+_IDLE_WATCH_INTERVAL = 0.02
+_LOOKS_UNTIL_IDLE = 50
+_LOOKS_WITHOUT_WAITER = 20
+"""How often the watcher looks: while others commit, and after so many looks in which nobody did. It ends when so many
+looks found nobody waiting."""
 _DURABILITIES = ("full", "relaxed")
 
 
@@ -84,8 +90,13 @@ class SqliteStore:
         self._verbs = Verbs(namespace)
         self._hub = WakeupHub()
         self._opened: _Opened | None = None
+        self._inherited: list[_Opened] = []
         self._opening = threading.Lock()
-        self._watching = False
+        self._watching = threading.Lock()
+        self._watcher: threading.Thread | None = None
+        self._patience = 0
+        with _stores_lock:
+            _stores.add(self)
 
     # Opening and closing.
 
@@ -95,8 +106,6 @@ class SqliteStore:
             return opened
         with self._opening:
             if self._opened is None or self._opened.process != os.getpid():
-                # A forked child must not touch its parent's connections, not even to close them: it makes its own.
-                self._inherited = self._opened
                 self._opened = self._open_files()
             return self._opened
 
@@ -106,8 +115,13 @@ class SqliteStore:
         create_private(path)
         try:
             writer = Writer(path, durable=self._durable, timeout=self._timeout, ports=self._ports)
-            writer.run(lambda db: migrate(db, self._namespace, shipped()))
-            reader = Reader(path, timeout=self._timeout, ports=self._ports)
+            try:
+                if not writer.peek(lambda db: is_current(db, self._namespace, shipped())):
+                    writer.run(lambda db: migrate(db, self._namespace, shipped()))
+                reader = Reader(path, timeout=self._timeout, ports=self._ports)
+            except BaseException:
+                writer.close()
+                raise
         except sqlite3.Error as error:
             raise store_error(error, path) from error
         return _Opened(writer, reader, os.getpid())
@@ -119,6 +133,28 @@ class SqliteStore:
         if opened is not None and opened.process == os.getpid():
             opened.reader.close()
             opened.writer.close()
+
+    # Forks. SQLite cannot be carried over a fork, see `Writer.before_fork`: parent and child both open the file again.
+
+    def _before_fork(self) -> None:
+        self._kept_from_opening = self._opening.acquire(timeout=self._timeout)
+        opened = self._opened
+        self._over_fork = [part for part in (opened.reader, opened.writer) if part.before_fork()] if opened else []
+
+    def _after_fork_in_parent(self) -> None:
+        for part in self._over_fork:
+            part.after_fork()
+        if self._kept_from_opening:
+            self._opening.release()
+
+    def _after_fork_in_child(self) -> None:
+        if self._opened is not None:
+            self._inherited.append(self._opened)  # what could not be closed must not be touched, not even to close it
+        self._opened = None
+        self._opening = threading.Lock()
+        self._hub = WakeupHub()
+        self._watching = threading.Lock()
+        self._watcher = None
 
     async def __aenter__(self) -> Self:
         """Open the file now, instead of at the first use."""
@@ -214,7 +250,7 @@ class SqliteStore:
             answers = await self._write(lambda db: self._verbs.apply(db, moves, self._clock.now()))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [move.job_id for move in moves]) from error
-        self._hub.notify({move.queue for move in moves if move.to is State.READY})
+        self._hub.notify(queues_fed(moves))
         return answers
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
@@ -278,23 +314,54 @@ class SqliteStore:
 
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`. Inserts of this process wake at once, commits of others within milliseconds."""
-        if not self._watching:
-            self._watching = True
-            self._ports.spawner.thread(self._watch_others, "holdfast-sqlite-watcher")
+        opened = self._open()
+        with self._watching:
+            self._patience = _LOOKS_WITHOUT_WAITER
+            if self._watcher is None:
+                self._seen = opened.writer.foreign_commits()
+                self._watcher = self._ports.spawner.thread(self._watch_others, "holdfast-sqlite-watcher")
         async for wakeup in self._hub.waiting(queues):
             yield wakeup
 
     def _watch_others(self) -> None:
         """Turn the commits of other processes into wake-ups, for as long as somebody waits."""
-        seen = None
-        try:
-            self._clock.pause(_WATCH_INTERVAL)
-            while self._hub and (opened := self._opened) is not None:
-                commits = opened.writer.foreign_commits()
-                if commits is not None and commits != seen:
-                    if seen is not None:
-                        self._hub.notify()
-                    seen = commits
-                self._clock.pause(_WATCH_INTERVAL)
-        finally:
-            self._watching = False
+        quiet = 0
+        while True:
+            self._clock.pause(_WATCH_INTERVAL if quiet < _LOOKS_UNTIL_IDLE else _IDLE_WATCH_INTERVAL)
+            quiet += 1
+            opened = self._opened
+            commits = opened.writer.foreign_commits() if opened is not None else None
+            if commits is not None and commits != self._seen:
+                self._seen = commits
+                self._hub.notify()
+                quiet = 0
+            with self._watching:
+                self._patience = _LOOKS_WITHOUT_WAITER if self._hub else self._patience - 1
+                if self._patience < 0:
+                    self._watcher = None
+                    return
+
+
+_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+_stores_lock = threading.Lock()
+
+
+def _before_fork() -> None:
+    _stores_lock.acquire()
+    for store in _stores:
+        store._before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for store in _stores:
+        store._after_fork_in_parent()
+    _stores_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for store in _stores:
+        store._after_fork_in_child()
+    _stores_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

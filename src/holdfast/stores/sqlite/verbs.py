@@ -170,17 +170,15 @@ class Verbs:
             for queue, limit in limits.items()
             if any(job.queue == queue for job in jobs)
         }
-        if all_or_none:
-            fresh = Counter(job.queue for job in jobs if job.id not in known)
-            if any(depth[queue] + fresh[queue] > self._max_depth(limits[queue]) for queue in depth):
-                return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
-        answers, rows = [], []
+        answers, rows, key_rows = [], [], []
+        taken: dict[tuple[str, str], tuple[JobId, str]] = {}
         for job in jobs:
             if job.id in known:
                 answers.append(Inserted(job.id, InsertStatus.EXISTING))
                 continue
-            if job.key and (holder := self._key_holder(db, job.queue, job.key.text, now)):
-                same = holder[1] == job.key.payload_hash
+            key = job.key
+            if key and (holder := taken.get((job.queue, key.text)) or self._key_holder(db, job.queue, key.text, now)):
+                same = holder[1] == key.payload_hash
                 answers.append(Inserted(holder[0], InsertStatus.EXISTING if same else InsertStatus.KEY_CONFLICT))
                 continue
             deep = False
@@ -191,11 +189,15 @@ class Verbs:
                     continue
                 depth[job.queue] += 1
                 deep = limit.warn_depth is not None and depth[job.queue] >= limit.warn_depth
-            if job.key:
-                self._take_key(db, job.queue, job.key, job.id, now)
+            if key:
+                taken[job.queue, key.text] = (job.id, key.payload_hash)
+                key_rows.append(self._key_row(job.queue, key, job.id, now))
             known.add(job.id)
             rows.append(self._new_row(job, now))
             answers.append(Inserted(job.id, InsertStatus.CREATED, deep))
+        if all_or_none and any(answer.status is InsertStatus.FULL for answer in answers):
+            return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
+        db.executemany(self._hold_key, key_rows)
         db.executemany(self._insert_fresh, rows)
         return answers
 
@@ -244,8 +246,9 @@ class Verbs:
         ).fetchone()
         return (row[0], row[1]) if row else None
 
-    def _take_key(self, db: Database, queue: str, key: Key, job_id: JobId, now: int) -> None:
-        db.execute(self._hold_key, (queue, key.text, key.payload_hash, job_id, now + key.window))
+    @staticmethod
+    def _key_row(queue: str, key: Key, job_id: JobId, now: int) -> tuple[Any, ...]:
+        return (queue, key.text, key.payload_hash, job_id, now + key.window)
 
     def _free_key(self, db: Database, queue: str, key: str, job_id: JobId) -> None:
         db.execute(f"DELETE FROM {self._ns}_keys WHERE queue = ? AND key = ? AND job_id = ?", (queue, key, job_id))
@@ -460,7 +463,7 @@ class Verbs:
             holder = self._key_holder(db, move.queue, key.text, now)
             if holder and holder[0] != move.job_id:
                 return False
-            self._take_key(db, move.queue, key, move.job_id, now)
+            db.execute(self._hold_key, self._key_row(move.queue, key, move.job_id, now))
         return True
 
     def note(self, db: Database, lease: Lease, progress: bytes) -> Applied:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
-from holdfast.stores.sqlite.calls import Call, CallThread
+from holdfast.stores.sqlite.calls import Call, CallThread, reply
 from holdfast.stores.sqlite.file import FileIdentity, connect
 
 T = TypeVar("T")
@@ -54,63 +54,97 @@ class Writer:
         self._path = path
         self._timeout = timeout
         self._clock = ports.clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # only its owner can release it: see `_alone`
+        self._durable = durable
         self._connection = connect(path, durable=durable)
+        self._connected = True
         self._identity = FileIdentity(path)
         self._closed = False
         self.calls = CallThread(self._serve_batch, name="holdfast-sqlite-writer", timeout=timeout, ports=ports)
 
+    def peek(self, verb: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a verb that only reads, on this thread, without waiting for whoever writes."""
+        return self._alone(lambda: verb(self._connection), self._clock.monotonic() + self._timeout)
+
     def run(self, verb: Callable[[sqlite3.Connection], T]) -> T:
         """Run the verb in a transaction of its own, on this thread. It is on disk when this returns."""
-        deadline = self._clock.monotonic() + self._timeout
-        with self._locked():
-            self._begin(deadline)
-            try:
-                answer = verb(self._connection)
-            except BaseException as error:
-                self._rollback()
-                if isinstance(error, sqlite3.Error):
-                    raise store_error(error, self._path) from error
-                raise
-            self._commit()
-            return answer
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=self._timeout):
-            raise StoreUnavailable(
-                f"another thread has been writing to {self._path} for {self._timeout:g} s; nothing was written"
-            )
         try:
-            if self._closed:
-                raise StoreUnavailable(f"the store on {self._path} was closed")
-            yield
-        finally:
-            self._lock.release()
+            return self._in_transaction(lambda: verb(self._connection), self._clock.monotonic() + self._timeout)
+        except sqlite3.Error as error:
+            raise store_error(error, self._path) from error
 
-    def _begin(self, deadline: float) -> None:
-        """Open a write transaction: wait for other processes until the deadline."""
+    def _in_transaction(self, work: Callable[[], T], deadline: float) -> T:
+        """What `work` answers, after its commit. While another process writes, this waits and keeps nobody out."""
+
+        def attempt() -> tuple[T] | sqlite3.Error:
+            busy = self._begin()
+            if busy is not None:
+                return busy
+            answer = work()
+            self._commit()
+            return (answer,)
+
         tries = 0
-        while True:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                break
-            except sqlite3.Error as error:
-                failure = store_error(error, self._path)
-                if not isinstance(failure, Busy):
-                    raise failure from error
-                if self._clock.monotonic() >= deadline:
-                    raise Busy(
-                        f"another process has held the write lock of {self._path} for {self._timeout:g} s (a long "
-                        f"transaction?); nothing was written, try again"
-                    ) from error
+        while isinstance(done := self._alone(attempt, deadline), sqlite3.Error):
+            if self._clock.monotonic() >= deadline:
+                raise Busy(
+                    f"another process has held the write lock of {self._path} for {self._timeout:g} s (a long "
+                    f"transaction?); nothing was written, try again"
+                ) from done
             self._clock.pause(_LOCK_WAITS[min(tries, len(_LOCK_WAITS) - 1)])
             tries += 1
+        return done[0]
+
+    def _alone(self, work: Callable[[], T], deadline: float) -> T:
+        """What `work` answers. Meanwhile the connection is this thread's alone; no transaction is left on it after.
+
+        A signal handler (Ctrl-C, a time limit) may raise between any two calls here, also right after the lock was
+        taken or a transaction begun. Neither may be left behind: the one would block this process for ever, the
+        other every process.
+        """
         try:
-            self._identity.check()
-        except BaseException:
-            self._rollback()
-            raise
+            if not self._lock.acquire(timeout=max(0.0, deadline - self._clock.monotonic())):
+                raise Busy(
+                    f"another thread has been writing to {self._path} for {self._timeout:g} s; nothing was written"
+                )
+            try:
+                if self._closed:
+                    raise StoreUnavailable(f"the store on {self._path} was closed")
+                self._reconnect()
+                return work()
+            finally:
+                try:
+                    self._rollback()
+                finally:
+                    self._rollback()  # the first may have been interrupted
+        finally:
+            try:  # noqa: SIM105  a call before this one could be interrupted
+                self._lock.release()
+            except RuntimeError:
+                pass  # it never was ours
+
+    def _reconnect(self) -> None:
+        """Open the file again after a fork; see `before_fork`."""
+        if not self._connected:
+            self._identity.check_file()  # SQLite would make a new file where the old one was deleted
+            try:
+                self._connection = connect(self._path, durable=self._durable)
+            except sqlite3.Error as error:
+                raise store_error(error, self._path) from error
+            self._identity.forget_side_files()
+            self._connected = True
+
+    def _begin(self) -> sqlite3.Error | None:
+        """Open a write transaction, or say why another process keeps us from it."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            failure = store_error(error, self._path)
+            if isinstance(failure, Busy):
+                return error
+            raise failure from error
+        self._identity.check()
+        return None
 
     def _commit(self) -> None:
         try:
@@ -121,28 +155,37 @@ class Writer:
 
     def _rollback(self) -> None:
         # SQLite has already rolled back after some errors; then there is no transaction to end.
-        if self._connection.in_transaction:
+        if self._connected and not self._closed and self._connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
 
     def _serve_batch(self, calls: list[Call]) -> None:
         """Run the calls in one transaction and fill in their answers. Never raises: every call gets its error."""
-        try:
-            with self._locked():
-                self._begin(min(call.deadline for call in calls))
-                try:
-                    for call in calls:
-                        self._serve_one(call)
-                except BaseException:
-                    self._rollback()
-                    raise
-                self._commit()
-        except sqlite3.Error as error:
-            self._fail_all(calls, store_error(error, self._path))
-        except BaseException as error:
-            self._fail_all(calls, error)
+        waiting = calls
+        while waiting:
+            try:
+                self._serve_in_transaction(waiting)
+                return
+            except Busy as error:
+                # Those that have waited long enough hear of it; the others came later and go on waiting.
+                now = self._clock.monotonic()
+                refused = [call for call in waiting if call.deadline <= now]
+                self._fail_all(refused, error)
+                reply(refused)
+                waiting = [call for call in waiting if call.deadline > now]
+            except BaseException as error:
+                self._fail_all(waiting, store_error(error, self._path) if isinstance(error, sqlite3.Error) else error)
+                return
+
+    def _serve_in_transaction(self, calls: list[Call]) -> None:
+        def serve() -> None:
+            for call in calls:
+                self._serve_one(call)
+
+        self._in_transaction(serve, min(call.deadline for call in calls))
 
     def _serve_one(self, call: Call) -> None:
+        call.error = None
         self._connection.execute("SAVEPOINT call")
         try:
             call.answer = call.verb(self._connection)
@@ -165,16 +208,34 @@ class Writer:
         try:
             if self._closed:
                 return None
+            self._reconnect()
             # The pragma counts the commits of all other connections; when idle it only reads shared memory.
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        except sqlite3.Error:
+        except (sqlite3.Error, StoreError):
             return None
         finally:
             self._lock.release()
 
+    def before_fork(self) -> bool:
+        """Close the connection, and let nobody open it again until `after_fork`. False: a write did not end in time.
+
+        SQLite keeps the locks of a file per process, in memory: a child would believe that it holds those of its
+        parent, and another process, not seeing any, would delete the log under its hands.
+        """
+        if not self._lock.acquire(timeout=self._timeout):
+            return False
+        self._connection.close()
+        self._connected = False
+        return True
+
+    def after_fork(self) -> None:
+        """Go on. The next call opens the file again."""
+        self._lock.release()
+
     def close(self) -> None:
         """Finish what is waiting, then close the connection. Later calls are refused."""
         self.calls.close()
-        with self._lock:
-            self._closed = True
+        self._closed = True
+        if self._lock.acquire(timeout=self._timeout):  # a disk that never answers must not keep the process here
             self._connection.close()
+            self._lock.release()

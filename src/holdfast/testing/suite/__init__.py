@@ -58,4 +58,5 @@ async def rig(harness: Harness) -> AsyncIterator[Rig]:
         yield opened
 
 
-__all__ = ["Harness", "Rig", "rig", "rig_on", *(name for name in dir() if name.startswith("test_"))]
+__all__ = ["Harness", "Rig", "rig", "rig_on"]
+__all__ += [name for name in dir() if name.startswith("test_")]

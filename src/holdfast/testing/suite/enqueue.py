@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.errors import CheckpointConflict, ForeignConnection, InvalidOption
 from holdfast.job import LATEST_TIME, LONGEST_DELAY, Job, Key, Reason, State
+from holdfast.lifecycle import Applied
 from holdfast.store import MOST_PER_CALL, Checkpoint, DepthLimit, Inserted, InsertStatus
 from holdfast.testing.suite.harness import EVERY_BYTE, QUEUE, Rig
 
@@ -169,19 +170,20 @@ async def test_an_id_twice_in_one_batch_is_one_job(rig: Rig) -> None:
 
 @pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED, State.CANCELLED])
 async def test_repeating_an_insert_is_safe_whatever_became_of_the_job(rig: Rig, state: State) -> None:
-    """After an unknown outcome the same ids may be sent again: while the job waits, while it runs, and when it ended."""
+    """After an unknown outcome the same ids may be sent again: the job may wait, run, or have ended by then."""
     new = rig.new()
     repeated = [Inserted(new.id, EXISTING)]
     assert await rig.store.insert([new]) == [Inserted(new.id, CREATED)]
     assert await rig.store.insert([new]) == repeated
     job = await rig.take()
     assert await rig.store.insert([new]) == repeated
-    assert await rig.release(job)
+    assert await rig.release(job) is Applied.APPLIED
     await rig.end(new.id, state)
     ended = await rig.get(new.id)
     assert await rig.store.insert([new]) == repeated
     assert await asyncio.to_thread(rig.store.insert_blocking, [new]) == repeated
-    assert await rig.store.insert([rig.new(), new, rig.new()], limits={QUEUE: DepthLimit(max_depth=9)})
+    answers = await rig.store.insert([rig.new(), new, rig.new()], limits={QUEUE: DepthLimit(max_depth=9)})
+    assert [answer.status for answer in answers] == [CREATED, EXISTING, CREATED]
     assert await rig.get(new.id) == ended
     assert len(await rig.dump()) == 3
 
@@ -291,9 +293,7 @@ async def test_a_checkpoint_conflict_writes_nothing(rig: Rig, was: str | None) -
     await rig.store.insert([], checkpoint=Checkpoint(QUEUE, "files", None, "1"))
     for count in (1, 2):
         with pytest.raises(CheckpointConflict):
-            await rig.store.insert(
-                [rig.new() for _ in range(count)], checkpoint=Checkpoint(QUEUE, "files", was, "2")
-            )
+            await rig.store.insert([rig.new() for _ in range(count)], checkpoint=Checkpoint(QUEUE, "files", was, "2"))
     assert await rig.store.checkpoint(QUEUE, "files") == "1"
     assert await rig.dump() == []
 
@@ -327,8 +327,6 @@ async def test_with_a_checkpoint_only_jobs_that_need_room_count(rig: Rig) -> Non
 async def test_a_checkpoint_serves_one_queue(rig: Rig) -> None:
     """Jobs of another queue than the checkpoint's are a mistake, found before anything is written."""
     with pytest.raises(InvalidOption):
-        await rig.store.insert(
-            [rig.new(), rig.new(queue="other")], checkpoint=Checkpoint(QUEUE, "files", None, "1")
-        )
+        await rig.store.insert([rig.new(), rig.new(queue="other")], checkpoint=Checkpoint(QUEUE, "files", None, "1"))
     assert await rig.dump() == []
     assert await rig.store.checkpoint(QUEUE, "files") is None

@@ -103,7 +103,8 @@ async def test_old_leases_stay_stale_after_a_replay(rig: Rig, state: State, outc
         await rig.release(old)
         await rig.store.request_cancel([job_id])
     else:
-        assert await (rig.ack(old) if state is State.SUCCEEDED else rig.nack(old, permanent=True))
+        await (rig.ack(old) if state is State.SUCCEEDED else rig.nack(old, permanent=True))
+    assert await rig.state(job_id) is state
     version = (await rig.get(job_id)).version
     assert await rig.replay(job_id) is Applied.APPLIED
     assert (await rig.get(job_id)).version == version + 1

@@ -218,7 +218,7 @@ class Rig:
         else:
             job = await self.take(queue=queue)
             assert job.id == job_id
-            assert await (self.ack(job) if state is State.SUCCEEDED else self.nack(job, permanent=True))
+            await (self.ack(job) if state is State.SUCCEEDED else self.nack(job, permanent=True))
         ended = await self.get(job_id)
         assert ended.state is state
         return ended

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 from holdfast.lanes import INVERTED_EVERY
+from holdfast.lifecycle import Applied
 from holdfast.store import ClaimRequest
 from holdfast.testing.suite.harness import QUEUE, Rig
 
@@ -221,7 +222,7 @@ async def test_a_paused_queue_yields_nothing(rig: Rig) -> None:
     third = await rig.add()
     other = await rig.add(queue="other")
     assert await rig.claim_ids(session, queues=[QUEUE, "other"]) == [other]
-    assert await rig.ack(job)
+    assert await rig.ack(job) is Applied.APPLIED
     assert job.id == first
     await rig.store.set_paused(QUEUE, False)
     assert await rig.claim_ids(session) == [second, third]
@@ -266,7 +267,7 @@ async def test_next_due_of_a_retry(rig: Rig) -> None:
     await rig.add()
     session = await rig.session()
     job = await rig.take(session)
-    assert await rig.nack(job)
+    assert await rig.nack(job) is Applied.APPLIED
     assert await rig.next_due(session) == (await rig.get(job.id)).run_at
 
 

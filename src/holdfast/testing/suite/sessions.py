@@ -218,18 +218,18 @@ async def test_a_claim_says_what_was_claimed(rig: Rig) -> None:
 # What a session holds.
 
 
-async def test_held_lists_every_lease_of_the_session(rig: Rig) -> None:
-    """Over all queues, with the current versions; nothing of others."""
+async def test_held_lists_every_job_of_the_session(rig: Rig) -> None:
+    """Over all queues, as they were claimed; nothing of others."""
     await rig.add_many(2)
     await rig.add(queue="other")
     session, other = await rig.session(), await rig.session()
     mine = await rig.claim(session, 1) + await rig.claim(session, 1, queues=["other"])
     theirs = await rig.take(other)
-    by_id = {lease.job_id: lease for lease in await rig.store.held(session)}
-    assert by_id == {job.id: job.lease for job in mine}
-    assert await rig.store.held(other) == [theirs.lease]
+    by_id = {job.id: job for job in await rig.store.held(session)}
+    assert by_id == {job.id: job for job in mine}
+    assert await rig.store.held(other) == [theirs]
     await rig.ack(mine[0])
-    assert await rig.store.held(session) == [mine[1].lease]
+    assert await rig.store.held(session) == [mine[1]]
 
 
 async def test_a_lost_claim_reply_is_found_and_given_back(rig: Rig) -> None:
@@ -238,14 +238,13 @@ async def test_a_lost_claim_reply_is_found_and_given_back(rig: Rig) -> None:
     session = await rig.session()
     await rig.claim(session)  # the reply never arrives
     assert (await rig.beat(session)).held == 1
-    [lease] = await rig.store.held(session)
-    unknown = await rig.get(lease.job_id)
-    assert unknown.lease == lease
+    [unknown] = await rig.store.held(session)
+    assert unknown.id == job_id
     assert await rig.release(unknown) is Applied.APPLIED
     assert await rig.store.held(session) == []
     job = await rig.take(await rig.session())
     assert (job.id, job.attempt, job.failures, job.crashes, job.suspect) == (job_id, 0, 0, 0, False)
-    assert job.version == lease.version + 1
+    assert job.version == unknown.version + 1
 
 
 async def test_a_closed_session_still_shows_what_it_held(rig: Rig) -> None:
@@ -254,7 +253,7 @@ async def test_a_closed_session_still_shows_what_it_held(rig: Rig) -> None:
     session = await rig.session()
     job = await rig.take(session)
     await rig.store.close_session(session)
-    assert await rig.store.held(session) == [job.lease]
+    assert await rig.store.held(session) == [job]
     await rig.rescue()
     assert await rig.store.held(session) == []
 

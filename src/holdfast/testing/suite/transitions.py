@@ -13,11 +13,6 @@ from holdfast.lifecycle import Applied, Failed, Lost, Outcome, Released, Snoozed
 from holdfast.store import MOST_PER_CALL
 from holdfast.testing.suite.harness import BOOM, EVERY_BYTE, OUTCOMES, QUEUE, Rig, outcome_name
 
-ENDS: list[tuple[Outcome, State, Reason]] = [
-    (Succeeded(b"r"), State.SUCCEEDED, Reason.SUCCEEDED),
-    (Failed(BOOM, permanent=True), State.FAILED, Reason.PERMANENT),
-]
-
 
 async def test_enqueue_makes_a_job_ready(rig: Rig) -> None:
     """- → Ready by enqueue: it can be claimed."""

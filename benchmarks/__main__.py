@@ -1,0 +1,57 @@
+"""`python -m benchmarks [--json] [NAME ...]`: run the benchmarks and print one table, or JSON lines."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import sqlite_backlog, sqlite_enqueue
+
+BENCHMARKS: dict[str, Callable[[Path], Iterator[dict[str, object]]]] = {
+    "sqlite-enqueue": sqlite_enqueue.run,
+    "sqlite-backlog": sqlite_backlog.run,
+}
+
+
+def main() -> int:
+    """Exit code 1 if a ratio misses its target."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; known are {', '.join(BENCHMARKS)}")
+    results = []
+    for name in options.names or BENCHMARKS:
+        with tempfile.TemporaryDirectory() as folder:
+            for result in BENCHMARKS[name](Path(folder)):
+                results.append(result)
+                if options.json:
+                    print(json.dumps(result), flush=True)
+    if not options.json:
+        _print_table(results)
+    return 0 if all(float(str(result["ratio"])) >= float(str(result["target"])) for result in results) else 1
+
+
+def _print_table(results: list[dict[str, object]]) -> None:
+    table = Table("benchmark", "Holdfast", "reference", "ratio", "target")
+    for result in results:
+        ratio, target = float(str(result["ratio"])), float(str(result["target"]))
+        table.add_row(
+            str(result["benchmark"]),
+            f"{result['ours']:,.0f} {result['unit']}",
+            f"{result['reference']:,.0f} {result['unit']}",
+            f"[{'green' if ratio >= target else 'red'}]{ratio:.2f}",
+            f"≥ {target}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

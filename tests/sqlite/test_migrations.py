@@ -1,0 +1,212 @@
+"""The schema: applied twice, by many at once, killed half-way; older code on a newer schema; two namespaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Sequence
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from holdfast.errors import SchemaOutdated
+from holdfast.ports import SYSTEM
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.migrate import Migration, is_current, migrate, schema_number, shipped, statements
+from holdfast.stores.sqlite.writer import Writer
+from tests.sqlite.helpers import CHILDREN, claim, is_sound, live_ids, new_job, open_session, raw, run_sql, start_child
+
+NEWEST = shipped()[-1].number
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+def schema(path: Path) -> list[tuple[Any, ...]]:
+    return run_sql(path, "SELECT type, name, sql FROM sqlite_master ORDER BY type, name")
+
+
+def applied(path: Path) -> list[int]:
+    return [row[0] for row in run_sql(path, "SELECT number FROM holdfast_schema ORDER BY number")]
+
+
+def test_every_shipped_migration_is_cut_into_whole_statements() -> None:
+    numbers = [migration.number for migration in shipped()]
+    assert numbers == sorted(set(numbers))
+    for migration in shipped():
+        assert "".join(statements(migration.text)) == migration.text
+        assert all(sqlite3.complete_statement(statement) for statement in statements(migration.text))
+
+
+def test_applied_twice(path: Path) -> None:
+    for _ in range(2):
+        store = SqliteStore(path)
+        store.insert_blocking([new_job()])
+        store.close()
+    assert applied(path) == [migration.number for migration in shipped()]
+    assert len(live_ids(path)) == 2
+
+
+def test_a_second_opening_writes_nothing(path: Path) -> None:
+    with_schema = SqliteStore(path)
+    with_schema._open()
+    with_schema.close()
+    before = path.read_bytes()
+    again = SqliteStore(path)
+    again._open()
+    again.close()
+    assert path.read_bytes() == before
+
+
+def open_at_once(paths: list[Path], barrier: Barrier) -> None:
+    for path in paths:
+        barrier.wait(30)
+        store = SqliteStore(path, timeout=20)
+        store.insert_blocking([new_job()])
+        store.close()
+
+
+def test_eight_processes_at_once_on_a_new_file(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.db" for number in range(12)]
+    barrier = CHILDREN.Barrier(8)
+    children = [start_child(open_at_once, paths, barrier) for _ in range(8)]
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0] * 8
+    for path in paths:
+        assert len(live_ids(path)) == 8
+        assert applied(path) == [migration.number for migration in shipped()]
+        assert is_sound(path)
+
+
+class DiesHalfWay:
+    """A connection whose process is killed before its n-th statement."""
+
+    def __init__(self, connection: sqlite3.Connection, statements_left: int) -> None:
+        self._connection = connection
+        self._left = statements_left
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+        return self._connection.execute(sql, parameters)
+
+
+def migrate_and_die(path: Path, after: int) -> None:
+    writer = Writer(path, durable=True, timeout=5, ports=SYSTEM)
+    writer.run(lambda db: migrate(cast(sqlite3.Connection, DiesHalfWay(db, after)), "holdfast", shipped()))
+    os._exit(7)  # there were fewer statements than that
+
+
+def test_killed_after_any_statement_then_run_again(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.db"
+    complete = SqliteStore(whole)
+    complete._open()
+    complete.close()
+    total = 0
+    while True:
+        path = tmp_path / f"{total}.db"
+        child = start_child(migrate_and_die, path, total)
+        child.join(30)
+        if child.exitcode == 7:
+            break
+        assert child.exitcode == -signal.SIGKILL
+        assert schema(path) == []  # all or nothing
+        store = SqliteStore(path)
+        store.insert_blocking([new_job()])
+        store.close()
+        assert schema(path) == schema(whole)
+        assert applied(path) == [migration.number for migration in shipped()]
+        total += 1
+    assert total > 15
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(path)
+    store.insert_blocking([new_job()])
+    store.close()
+    before = schema(path)
+    broken = Migration(NEWEST + 1, "broken.sql", "CREATE TABLE {ns}_more (id);\nCREATE TABLE {ns}_live (id);\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.stores.sqlite.store.shipped", lambda: [*shipped(), broken])
+        with pytest.raises(Exception, match="holdfast_live already exists"):
+            store.insert_blocking([new_job()])
+    assert schema(path) == before
+    store.insert_blocking([new_job()])
+    assert len(live_ids(path)) == 2
+    store.close()
+
+
+def test_a_later_version_brings_an_old_file_up_to_date(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = SqliteStore(path)
+    job = new_job()
+    old.insert_blocking([job])
+    later = [
+        *shipped(),
+        Migration(NEWEST + 1, "a.sql", "ALTER TABLE {ns}_live ADD COLUMN note TEXT;\n"),
+        Migration(NEWEST + 2, "b.sql", "CREATE INDEX {ns}_notes ON {ns}_live (note);\n"),
+    ]
+    monkeypatch.setattr("holdfast.stores.sqlite.store.shipped", lambda: later)
+    new = SqliteStore(path)
+    new.insert_blocking([new_job()])
+    assert applied(path) == [migration.number for migration in later]
+    # A process of the old version that has the file open goes on.
+    old.insert_blocking([new_job()])
+    assert len(live_ids(path)) == 3
+    assert live_ids(path)[0] == job.id
+    old.close()
+    new.close()
+
+
+async def test_a_newer_minor_schema_goes_on(path: Path) -> None:
+    store = SqliteStore(path)
+    store.insert_blocking([new_job()])
+    store.close()
+    run_sql(path, "INSERT INTO holdfast_schema VALUES (?, 'future')", (NEWEST // 1000 * 1000 + 999,))
+    async with store:
+        store.insert_blocking([new_job()])
+        assert len(await claim(store, await open_session(store))) == 2
+
+
+async def test_a_newer_major_schema_is_refused(path: Path) -> None:
+    store = SqliteStore(path)
+    store.insert_blocking([new_job()])
+    store.close()
+    run_sql(path, "INSERT INTO holdfast_schema VALUES (?, 'future')", ((NEWEST // 1000 + 1) * 1000,))
+    before = schema(path), live_ids(path)
+    with pytest.raises(SchemaOutdated, match="upgrade this process"):
+        store.insert_blocking([new_job()])
+    with pytest.raises(SchemaOutdated):
+        await store.counts()
+    assert (schema(path), live_ids(path)) == before
+
+
+def test_the_number_of_a_file_without_our_tables_is_zero(path: Path) -> None:
+    connection = raw(path)
+    assert schema_number(connection, "holdfast") == 0
+    assert not is_current(connection, "holdfast", shipped())
+    connection.execute("CREATE TABLE holdfast_schema (number INTEGER PRIMARY KEY, name TEXT NOT NULL)")
+    assert schema_number(connection, "holdfast") == 0
+    connection.close()
+
+
+async def test_two_namespaces_in_one_file_do_not_see_each_other(path: Path) -> None:
+    async with SqliteStore(path) as one, SqliteStore(path, namespace="other") as two:
+        job = new_job()
+        [first] = await one.insert([job])
+        [second] = await two.insert([new_job(id=job.id, task="else")])
+        assert (first.status, second.status) == ("created", "created")
+        await two.set_paused("elsewhere", True)
+        session = await open_session(one)
+        assert [found.task for found in await claim(one, session)] == ["mail.welcome"]
+        assert [view.id for view in await one.sessions()] == [session]
+        assert await two.sessions() == []
+        assert [(count.queue, count.ready, count.in_flight) for count in await one.counts()] == [("default", 0, 1)]
+        assert [count.queue for count in await two.counts()] == ["default", "elsewhere"]
+        assert [found.task for found in await claim(two, await open_session(two))] == ["else"]
