@@ -47,7 +47,7 @@ def crowd(path: Path, count: int, progress: Progress) -> None:
 def _finish_all(path: Path) -> None:
     """Move every live job to the ended ones in one statement, as if a worker had run it."""
     columns = (
-        "id, task, payload, task_version, queue, share, priority, max_retries, retention, created_at, seq, run_at, "
+        "id, task, payload, task_version, queue, share, priority, max_retries, retention, created_at, run_at, "
         "session_id, failures, crashes, snoozes, suspect, cancel_asked, failure_history"
     )
     with sqlite3.connect(path) as connection:

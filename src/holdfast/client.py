@@ -35,6 +35,7 @@ from holdfast.job import ENDED, Job, JobId, NewJob, State, check_name, check_tex
 from holdfast.lifecycle import Applied, replay
 from holdfast.ports import Ports
 from holdfast.store import (
+    MOST_BYTES_PER_CALL,
     MOST_PER_CALL,
     CancelAnswer,
     DepthLimit,
@@ -47,13 +48,14 @@ from holdfast.store import (
 from holdfast.sync import Portal, refuse_in_event_loop
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _FIRST_POLL = 0.002
 _SLOWEST_POLL = 0.1
 _UNTYPED = Signature(lambda: None)
 
 
-class PreparedJob(msgspec.Struct, Generic[R], frozen=True):
+class PreparedJob(msgspec.Struct, Generic[R_co], frozen=True):
     """One call of a task, ready to be stored by `enqueue_many`."""
 
     new: NewJob
@@ -281,7 +283,7 @@ class Client:
             pause = min(pause * 2, _SLOWEST_POLL)
 
 
-class JobHandle(Generic[R]):
+class JobHandle(Generic[R_co]):
     """A job that somebody enqueued or found. `state` and `details` are as last seen: `refresh` looks again."""
 
     def __init__(
@@ -312,22 +314,22 @@ class JobHandle(Generic[R]):
         """The error history as last seen, oldest first."""
         return decode_history(self.details.failure_history) if self.details else []
 
-    async def look(self) -> JobHandle[R]:
+    async def look(self) -> JobHandle[R_co]:
         """Look the job up if it is there: one that was found by its key may be pruned, or not yet committed."""
         with contextlib.suppress(JobNotFound):
             await self.arefresh()
         return self
 
-    async def arefresh(self) -> JobHandle[R]:
+    async def arefresh(self) -> JobHandle[R_co]:
         """Look the job up again; `JobNotFound` if its retention ended."""
         self.details = await self._client.load(self.id)
         return self
 
-    def refresh(self) -> JobHandle[R]:
+    def refresh(self) -> JobHandle[R_co]:
         """Blocking twin of `arefresh`."""
         return self._client.portal.run("refresh", self.arefresh())
 
-    async def aresult(self, timeout: float | None = None) -> R:
+    async def aresult(self, timeout: float | None = None) -> R_co:
         """Wait until the job has ended, and return what its handler returned.
 
         Raises `JobFailed`, `JobCancelled`, `ResultNotKept`, or `NotFinished` after `timeout` seconds.
@@ -343,12 +345,12 @@ class JobHandle(Generic[R]):
         if job.state is State.CANCELLED:
             raise JobCancelled(f"job {self.id} ({self.task}) was cancelled")
         if job.result is not None:
-            return cast(R, self._signature.decode_result(job.result))
+            return cast(R_co, self._signature.decode_result(job.result))
         if self.failures and self.failures[-1].type == RESULT_NOT_KEPT:
             raise ResultNotKept(f"job {self.id} ({self.task}) succeeded, but {self.failures[-1].message}")
-        return cast(R, None)
+        return cast(R_co, None)
 
-    def result(self, timeout: float | None = None) -> R:
+    def result(self, timeout: float | None = None) -> R_co:
         """Blocking twin of `aresult`."""
         return self._client.portal.run("result", self.aresult(timeout))
 
@@ -366,11 +368,13 @@ class JobHandle(Generic[R]):
 
 def _chunks(calls: Iterable[PreparedJob[R]]) -> Iterator[list[PreparedJob[R]]]:
     chunk: list[PreparedJob[R]] = []
+    size = 0
     for call in calls:
-        chunk.append(call)
-        if len(chunk) == MOST_PER_CALL:
+        if chunk and (len(chunk) == MOST_PER_CALL or size + len(call.new.payload) > MOST_BYTES_PER_CALL):
             yield chunk
-            chunk = []
+            chunk, size = [], 0
+        chunk.append(call)
+        size += len(call.new.payload)
     if chunk:
         yield chunk
 

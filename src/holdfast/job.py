@@ -22,8 +22,8 @@ DEFAULT_MAX_RETRIES = 3
 DEFAULT_RETENTION = 7 * 24 * 3600 * 1_000_000
 MOST_RETRIES = 1_000
 LONGEST_DELAY = 10 * 366 * 24 * 3600 * 1_000_000
-LATEST_TIME = 253_402_300_799_999_999
-"""The last microsecond of the year 9999."""
+LATEST_TIME = 2**53 - 1
+"""In the year 2255. Engines that keep times as floating-point numbers (Redis) are exact up to here."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -173,7 +173,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     reason: Reason
     run_at: int
-    seq: int
     created_at: int
     version: int
     session_id: SessionId | None

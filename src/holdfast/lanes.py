@@ -1,7 +1,8 @@
-"""Lanes, and the order in which they are served. Stores find the lanes that have jobs; this page decides the rest.
+"""Lanes, and the order in which they are served. Stores find the lanes that have due jobs; this page decides
+the rest.
 
-A lane is a queue, a priority and a share. Lower priorities go first. Every sixteenth turn the order is inverted, so
-that the lowest lane never starves. Lanes of equal priority (its shares) take turns and divide what there is.
+A lane is a queue, a priority and a share. Lower priorities go first. Every sixteenth turn the order is inverted,
+beginning with another priority each time, so that none starves. Lanes of equal priority (its shares) take turns and divide what there is.
 """
 
 from __future__ import annotations
@@ -28,17 +29,21 @@ class Lane(msgspec.Struct, frozen=True, gc=False, order=True):
 
 def serving_order(lanes: Iterable[Lane], turn: int) -> list[list[Lane]]:
     """The lanes of one queue in groups of equal priority, in the order in which turn number `turn` serves them."""
-    inverted = turn % INVERTED_EVERY == INVERTED_EVERY - 1
-    # Shares rotate by the count of turns in their own direction: by `turn` itself, the share that goes first in an
-    # inverted turn would be the same for ever when the number of shares and sixteen have a common factor.
-    rotation = turn // INVERTED_EVERY if inverted else turn - turn // INVERTED_EVERY
+    round_number, place = divmod(turn, INVERTED_EVERY)
+    inverted = place == INVERTED_EVERY - 1
     by_priority = sorted(lanes, key=attrgetter("priority"), reverse=inverted)
-    groups = []
-    for _, group in groupby(by_priority, key=attrgetter("priority")):
-        shares = sorted(group)
-        first = rotation % len(shares)
-        groups.append(shares[first:] + shares[:first])
-    return groups
+    groups = [sorted(group) for _, group in groupby(by_priority, key=attrgetter("priority"))]
+    # Inverted turns begin with each priority but the highest in turn: those in between must not starve either.
+    beginners = max(1, len(groups) - 1)
+    first = round_number % beginners if inverted else 0
+    # Shares rotate by the turns that their own priority began, so that the two rotations cannot fall into step.
+    rotation = round_number // beginners if inverted else turn - round_number
+    return [_rotated(shares, rotation) for shares in _rotated(groups, first)]
+
+
+def _rotated(items: Sequence[T], by: int) -> list[T]:
+    first = by % len(items) if items else 0
+    return [*items[first:], *items[:first]]
 
 
 def draw(groups: Sequence[Sequence[Lane]], limit: int, pull: Callable[[Lane, int], list[T]]) -> list[T]:

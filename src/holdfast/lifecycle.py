@@ -99,7 +99,8 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
     Guard: the job is in one of `sources`; `version` and `session_id` are its own (None: not compared); its session is
     open, or closed, as `session_open` says (None: not compared); and nobody has asked to cancel it, unless
-    `despite_cancel`. Write: everything else. `delay` None keeps the job's place in its lane.
+    `despite_cancel`. A move out of `in_flight` always names its session. Write: everything else. `delay` None keeps the
+    job's place in its lane.
     """
 
     job_id: JobId
@@ -129,7 +130,8 @@ class Applied(StrEnum):
 
     APPLIED = "applied"
     ALREADY = "already"
-    """This very move was applied before: its reply was lost. As good as applied."""
+    """A move with this lease, target and reason was applied before: most likely this one, whose reply was lost. As good
+    as applied."""
     STALE = "stale"
     """The guard does not hold: somebody else decided about the job. Nothing was written."""
     GONE = "gone"

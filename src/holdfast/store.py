@@ -2,9 +2,12 @@
 
 Rules for every method of every store:
 
-* It is atomic (per queue, where an engine shards by queue) and has a deadline.
-* It raises only errors of `holdfast.errors`. `StoreUnavailable`: nothing was written. `OutcomeUnknown`: it may have
-  been; repeating the call is safe, because ids are the caller's and `apply` answers `already`.
+* Each job and each move is written as a whole or not at all; a batch as a whole only with a checkpoint. An engine that
+  shards by queue does its part for each queue in turn.
+* Every call has a deadline.
+* It raises only errors of `holdfast.errors`. `StoreUnavailable`: nothing was written, in no queue. `OutcomeUnknown`: it
+  may have been; repeating the call is safe, because ids are the caller's and `apply` answers `already`. A claim that
+  already has jobs returns them rather than raise.
 * Time is the store's: `now` below is the engine's clock at the moment of the call, never a worker's.
 * A call that is cancelled while under way may have taken effect.
 * One row that fails its guard never aborts a batch: the others go through, and the answer says which is which.
@@ -24,6 +27,9 @@ from holdfast.lifecycle import Applied, Move
 
 MOST_PER_CALL = 1_000
 """Jobs, moves or ids in one call. Callers cut longer lists; stores may refuse them."""
+
+MOST_BYTES_PER_CALL = 8 * 1024 * 1024
+"""Bytes of payload in one insert: what an engine can take in without making others wait."""
 
 
 class InsertStatus(StrEnum):
@@ -63,7 +69,9 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker process as it introduces itself. The id is random per start; the rest is for people."""
+    """A worker process as it introduces itself. The id is random per start. `queues` are those it will claim from: an
+    engine that shards by queue keeps a part of the session with each. Host and pid are for people.
+    """
 
     id: SessionId
     host: str = ""
@@ -108,11 +116,15 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """The jobs, the store's time, and when the next ready job of these queues becomes due (None: none is waiting)."""
+    """The jobs, the store's time, and in how many microseconds the next ready job of these queues becomes due.
+
+    `due_in` is 0 when as many jobs came as were asked for (there may be more), and None when nothing waits. It is
+    relative because the parts of a sharded engine have clocks of their own.
+    """
 
     jobs: tuple[Job, ...]
     now: int
-    next_due: int | None
+    due_in: int | None
 
 
 class CancelAnswer(StrEnum):
@@ -174,7 +186,8 @@ class Store(Protocol):
     ) -> list[Inserted]:
         """Add jobs as `ready`, due at `max(run_at, now)` or at `now + delay`, in the order given. One answer each.
 
-        A job whose id is in the store, in any state, is `existing`: an unknown insert is safely repeated. A key is
+        A job whose id is in the store, in any state, is `existing`: an unknown insert is safely repeated (an id is used
+        in one queue only; what happens to one used in two is not defined). A key is
         held by its job until `window` after the insert; a failed or cancelled job frees it. `limits` per queue: a
         job that would exceed `max_depth` is `full`; concurrent callers may overshoot by what they insert at once.
 
@@ -217,7 +230,8 @@ class Store(Protocol):
     async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
         """Close an open session, if its counter is still `if_beat` (None: in any case). True if this call closed it.
 
-        From then on its claims and moves are refused, those under way included.
+        Once this has returned, its claims and moves are refused, those under way included. If it raises, part of an
+        engine that shards by queue may still accept them; `lost` completes what was begun.
         """
 
     # The life of a claim.
@@ -229,10 +243,12 @@ class Store(Protocol):
         """
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
-        """Carry out each move whose guard holds (`lifecycle.judge`), its key change and its `then` in one step.
+        """Carry out each move whose guard holds (`lifecycle.judge`) with its key change, in one step. One answer each.
 
         A move to an end state takes the job out of the hot structure, stamps `ended_at` and keeps it for its
         retention (failed: until somebody replays or forgets it). A move to `ready` clears a cancel that was asked.
+        The jobs of `then` are accepted in the same step, without regard to depth; one whose id or key is there already
+        is left out. In another queue of an engine that shards by queue they may appear a little later.
         """
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
@@ -264,7 +280,7 @@ class Store(Protocol):
         """The job, in whatever state it is."""
 
     async def find(self, query: JobQuery) -> Page:
-        """Jobs that match, newest id first."""
+        """Jobs that match, newest id first. A page may be short, even empty, while `next` is set."""
 
     async def counts(self) -> list[QueueCounts]:
         """Every queue that has jobs or is paused, by name."""

@@ -25,6 +25,8 @@ from holdfast.ports import Ports, microseconds
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_LEAST_RETENTION = 60.0
+
 
 class Payload(Enum):
     """The type of `PAYLOAD`."""
@@ -141,7 +143,8 @@ def prepare(
         delay=delay,
         run_at=run_at,
         max_retries=retries,
-        retention=microseconds(_seconds("retention", retention, least=0)),
+        # A minute at least: a call that is repeated because its reply was lost must still find the job.
+        retention=microseconds(max(_seconds("retention", retention, least=0), _LEAST_RETENTION)),
         key=_key(spec, call, payload, settings),
         correlation_id=call.correlation_id,
     )

@@ -18,11 +18,13 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.codec import DEEPEST_NESTING, Signature, encode_result, payload_hash
 from holdfast.errors import InvalidOption, InvalidPayload, PayloadTooLarge
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Color(enum.Enum):
@@ -131,6 +133,7 @@ plain_values = st.recursive(
 )
 
 
+@unhurried
 @given(plain_values)
 def test_every_json_value_goes_through_unannotated(value: Any) -> None:
     decoded = UNANNOTATED.decode(UNANNOTATED.encode({"x": value}))["x"]
@@ -152,6 +155,7 @@ annotated_values = st.one_of(
 )
 
 
+@unhurried
 @given(annotated_values)
 def test_every_annotated_value_goes_through(case: tuple[Any, Any]) -> None:
     annotation, value = case
@@ -626,12 +630,14 @@ def test_a_payload_nested_a_hundred_thousand_times() -> None:
         UNANNOTATED.decode(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
 
 
+@unhurried
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_are_refused(payload: bytes) -> None:
     with contextlib.suppress(InvalidPayload):
         assert isinstance(Signature(typed).decode(payload)["x"], int)
 
 
+@unhurried
 @given(st.integers(0, 40), st.integers(0, 255))
 def test_one_flipped_byte_is_decoded_or_refused(position: int, byte: int) -> None:
     payload = bytearray(b'{"x":1,"by_id":{"1":[1,2],"-5":[3,4,10]}}')
@@ -739,6 +745,7 @@ def test_the_hash_does_not_depend_on_the_order_of_keys() -> None:
     assert len(one) == 64
 
 
+@unhurried
 @given(st.dictionaries(texts, plain_values, max_size=5), st.randoms())
 def test_the_hash_of_shuffled_arguments(arguments: dict[str, Any], random: Any) -> None:
     shuffled = list(arguments.items())

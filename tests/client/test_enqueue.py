@@ -95,7 +95,7 @@ def test_calling_a_task_runs_it_here(app: Holdfast, double: Any, welcome: Any) -
 def test_the_settings_decide_what_nobody_said(make_app: MakeApp) -> None:
     app = make_app(
         settings=Settings.parse(
-            {"queues": {"default_priority": "low"}, "jobs": {"max_retries": 1, "retention": 5, "key_window": 30}}
+            {"queues": {"default_priority": "low"}, "jobs": {"max_retries": 1, "retention": 90, "key_window": 30}}
         )
     )
 
@@ -103,19 +103,20 @@ def test_the_settings_decide_what_nobody_said(make_app: MakeApp) -> None:
     def plain() -> None: ...
 
     details = stored(app, plain.enqueue().id)
-    assert (details.priority, details.max_retries, details.retention) == (10, 1, 5_000_000)
+    assert (details.priority, details.max_retries, details.retention) == (10, 1, 90_000_000)
     assert details.key is not None
     assert details.key.window == 30_000_000
     zeros = stored(app, plain.options(priority=0, max_retries=0, retention=0, key="z").enqueue().id)
-    assert (zeros.priority, zeros.max_retries, zeros.retention) == (0, 0, 0)
+    assert (zeros.priority, zeros.max_retries) == (0, 0)
+    assert zeros.retention == 60_000_000  # a minute at least, so that a repeated call finds the job
 
 
 def test_options_win_over_the_task_and_can_be_chained(app: Holdfast, welcome: Any) -> None:
     low = welcome.options(priority="low", queue="bulk", correlation_id="c-1")
-    later = low.options(delay=60, priority=-7, share="", max_retries=1, retention=1.5)
+    later = low.options(delay=60, priority=-7, share="", max_retries=1, retention=90.5)
     details = stored(app, later.enqueue(1).id)
     assert (details.queue, details.priority, details.share, details.correlation_id) == ("bulk", -7, "", "c-1")
-    assert (details.max_retries, details.retention) == (1, 1_500_000)
+    assert (details.max_retries, details.retention) == (1, 90_500_000)
     assert details.run_at == details.created_at + 60_000_000
     first = stored(app, low.enqueue(1).id)
     assert (first.priority, first.share, first.run_at) == (10, "eu", first.created_at)
@@ -283,6 +284,15 @@ async def test_enqueue_many_in_a_loop(app: Holdfast, double: Any) -> None:
     assert len({handle.id for handle in handles}) == 2_500
     [counts] = await app.acounts()
     assert counts.ready == 2_500
+
+
+def test_enqueue_many_of_large_payloads(app: Holdfast) -> None:
+    @app.task
+    def keep(text: str) -> None: ...
+
+    handles = app.enqueue_many(keep.job("x" * 250_000) for _ in range(40))
+    assert [handle.created for handle in handles] == [True] * 40
+    assert totals(app) == {"default": (40, 0, 0)}
 
 
 def test_enqueue_many_of_nothing_and_of_several_tasks(app: Holdfast, double: Any, welcome: Any) -> None:

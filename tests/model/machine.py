@@ -71,7 +71,7 @@ descriptions = st.fixed_dictionaries(
         "max_retries": st.sampled_from([0, 1, 3]),
         "retention": st.sampled_from([0, 5 * MICROSECONDS]),
         "key": st.none() | keys,
-        "payload": st.sampled_from([b"{}", bytes(range(256))]),
+        "payload": st.sampled_from([b"{}", b"\x00\xff"]),
         "correlation_id": st.sampled_from([None, "c"]),
     }
 )
@@ -115,7 +115,7 @@ def _plain(value: Any) -> Any:
     """The answer without what stores may choose freely: sequence numbers, and the order of unordered lists."""
     match value:
         case Job():
-            return replace(value, seq=0)
+            return value
         case list() | tuple():
             return [_plain(item) for item in value]
         case _ if hasattr(value, "jobs") and hasattr(value, "__struct_fields__"):
@@ -159,7 +159,6 @@ class StoreModel(RuleBasedStateMachine):
         self.untouched = False
 
     def teardown(self) -> None:
-        self._check_pages()
         self.runner.run(self.subject.__aexit__(None, None, None))
         self.runner.close()
         self.folder.cleanup()
@@ -180,7 +179,7 @@ class StoreModel(RuleBasedStateMachine):
 
         (expected, refusal), (actual, actual_refusal) = self.runner.run(ask_both())
         assert actual_refusal == refusal
-        assert view(actual) == view(expected)
+        assert view(actual) == view(expected), f"expected {view(expected)}, not {view(actual)}"
         self.note(refusal.__name__ if refusal else expected)
         return expected if refusal is None else None
 
@@ -216,23 +215,6 @@ class StoreModel(RuleBasedStateMachine):
         expected, actual = self.runner.run(read_both())
         assert actual == expected
         return actual
-
-    def _check_pages(self) -> None:
-        """Page by page there is the same to see as all at once."""
-
-        async def read(store: Store) -> list[Job]:
-            jobs: list[Job] = []
-            cursor = None
-            while True:
-                page = await store.find(JobQuery(limit=3, cursor=cursor))
-                jobs += page.jobs
-                if (cursor := page.next) is None:
-                    return jobs
-
-        for store in (self.oracle, self.subject):
-            assert [_plain(job) for job in self.runner.run(read(store))] == [
-                self.before.jobs[job_id] for job_id in sorted(self.before.jobs, reverse=True)
-            ]
 
     def _apply(self, moves: Sequence[Move]) -> list[Applied]:
         answers = self.ask(lambda store: store.apply(moves))
@@ -484,6 +466,22 @@ class StoreModel(RuleBasedStateMachine):
     def find(self, states: list[State], limit: int, **filters: Any) -> None:
         query = JobQuery(states=tuple(states), limit=limit, **filters)
         self.ask(lambda store: store.find(query))
+
+    @rule(size=st.integers(1, 9))
+    def read_all_pages(self, size: int) -> None:
+        """Page by page there is the same to see as all at once."""
+
+        async def call(store: Store) -> list[Job]:
+            jobs: list[Job] = []
+            cursor = None
+            while True:
+                page = await store.find(JobQuery(limit=size, cursor=cursor))
+                jobs += page.jobs
+                if (cursor := page.next) is None:
+                    return jobs
+
+        pages = self.ask(call)
+        assert [job.id for job in pages or ()] == sorted(self.before.jobs, reverse=True)
 
     # What must hold after every step.
 

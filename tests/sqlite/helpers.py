@@ -64,7 +64,7 @@ def run_sql(path: Path, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
 
 def live_ids(path: Path, namespace: str = "holdfast") -> list[str]:
     """The ids of the jobs that have not ended, read by another connection."""
-    return [row[0] for row in run_sql(path, f"SELECT id FROM {namespace}_live ORDER BY seq")]
+    return [row[0] for row in run_sql(path, f"SELECT id FROM {namespace}_live ORDER BY run_at, id")]
 
 
 def is_sound(path: Path) -> bool:

@@ -52,7 +52,7 @@ async def test_a_claim_first_promotes_what_has_become_due(rig: Rig, store: Memor
     later = await rig.add(delay=rig.steps(3))
     await rig.wait(1)
     assert await rig.claim_ids(await rig.session(), 9) == [due]
-    assert [entry[2] for entry in store._scheduled[QUEUE]] == [later]
+    assert [entry[1] for entry in store._scheduled[QUEUE]] == [later]
     assert store._due == {}
 
 

@@ -39,7 +39,6 @@ def claimed_job(**changes: Any) -> Job:
         "state": State.IN_FLIGHT,
         "reason": Reason.CLAIMED,
         "run_at": 1_000,
-        "seq": 3,
         "created_at": 900,
         "version": 9,
         "session_id": "s1",

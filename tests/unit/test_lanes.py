@@ -59,7 +59,7 @@ def test_no_lanes() -> None:
 
 def test_every_sixteenth_turn_is_inverted() -> None:
     lanes = [lane(0), lane(5), lane(10)]
-    inverted = [turn for turn in range(64) if priorities(serving_order(lanes, turn)) == [10, 5, 0]]
+    inverted = [turn for turn in range(64) if priorities(serving_order(lanes, turn)) in ([10, 5, 0], [5, 0, 10])]
     upright = [turn for turn in range(64) if priorities(serving_order(lanes, turn)) == [0, 5, 10]]
     assert inverted == [15, 31, 47, 63]
     assert len(upright) == 60
@@ -106,7 +106,6 @@ def test_the_lowest_priority_gets_one_turn_in_sixteen() -> None:
     assert served == {lane(0): 1500, lane(10): 100}
 
 
-@pytest.mark.xfail(reason="FINDING for the lead: inversion serves the lowest lane, never those in between")
 def test_no_priority_in_between_starves() -> None:
     served = served_alone([lane(0), lane(5), lane(10)], turns=1600)
     assert served[lane(5)] > 0

@@ -144,7 +144,8 @@ def test_bad_limits_are_refused(name: str, bad: Any) -> None:
 def test_limits_at_the_edges_are_accepted() -> None:
     assert RetryPolicy(max_crashes=1, max_snoozes=0, backoff=float).max_crashes == 1
     assert RetryPolicy(max_crashes=1_000_000, max_snoozes=1_000_000, backoff=Steps((1,))).max_snoozes == 1_000_000
-    for too_much in ({"max_crashes": 0}, {"max_crashes": 1_000_001}, {"max_snoozes": 1_000_001}):
+    refused: list[dict[str, Any]] = [{"max_crashes": 0}, {"max_crashes": 1_000_001}, {"max_snoozes": 1_000_001}]
+    for too_much in refused:
         with pytest.raises(InvalidOption):
             RetryPolicy(**too_much)
 

@@ -47,6 +47,9 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 _CLOSED_SESSION_KEPT = 3600 * 1_000_000
 
+_Entry = tuple[int, JobId]
+"""Due time and id: a lane's order."""
+
 
 class Snapshot(TypedDict):
     """The waiting jobs at one moment."""
@@ -76,10 +79,10 @@ class MemoryStore:
         self._clear()
 
     def _clear(self) -> None:
-        self._seq = 0
         self._jobs: dict[JobId, Job] = {}
-        self._due: dict[Lane, list[tuple[int, int, JobId]]] = {}
-        self._scheduled: defaultdict[str, list[tuple[int, int, JobId]]] = defaultdict(list)
+        self._due: dict[Lane, list[_Entry]] = {}
+        self._scheduled: defaultdict[str, list[_Entry]] = defaultdict(list)
+        self._entries: dict[JobId, _Entry] = {}
         self._abandoned_entries = 0
         self._depth: defaultdict[str, int] = defaultdict(int)
         self._held: defaultdict[SessionId, dict[JobId, None]] = defaultdict(dict)
@@ -216,7 +219,6 @@ class MemoryStore:
             state=State.READY,
             reason=Reason.ENQUEUED,
             run_at=now + new.delay if new.run_at is None else max(new.run_at, now),
-            seq=self._next_seq(),
             created_at=now,
             version=0,
             session_id=None,
@@ -251,10 +253,6 @@ class MemoryStore:
         in_all = math.inf if self._capacity is None else self._capacity - sum(self._depth.values())
         return min(in_queue, in_all)
 
-    def _next_seq(self) -> int:
-        self._seq += 1
-        return self._seq
-
     def _key_holder(self, queue: str, key: str, now: int) -> _HeldKey | None:
         holder = self._keys.get((queue, key))
         return holder if holder and holder.expires_at > now else None
@@ -275,7 +273,7 @@ class MemoryStore:
         """Store a ready job and put it into the heap where it belongs."""
         self._jobs[job.id] = job
         self._depth[job.queue] += 1
-        entry = (job.run_at, job.seq, job.id)
+        entry = self._entries[job.id] = (job.run_at, job.id)
         if job.run_at <= now:
             lane = Lane(job.queue, job.priority, job.share)
             heapq.heappush(self._due.setdefault(lane, []), entry)
@@ -285,6 +283,7 @@ class MemoryStore:
     def _take_from_line(self, job: Job, *, leaves_entry: bool) -> None:
         """Account for a job that is ready no longer. A cancelled one leaves its heap entry behind, to be skipped."""
         self._depth[job.queue] -= 1
+        del self._entries[job.id]
         if leaves_entry:
             self._abandoned_entries += 1
             if self._abandoned_entries > sum(self._depth.values()) + 64:
@@ -295,17 +294,14 @@ class MemoryStore:
         self._due.clear()
         self._scheduled.clear()
         self._depth.clear()
+        self._entries.clear()
         self._abandoned_entries = 0
         for job in [job for job in self._jobs.values() if job.state is State.READY]:
             self._line_up(job, now)
 
-    def _current(self, entry: tuple[int, int, JobId]) -> Job | None:
+    def _current(self, entry: _Entry) -> Job | None:
         """The job that a heap entry stands for, unless it was abandoned."""
-        run_at, seq, job_id = entry
-        job = self._jobs.get(job_id)
-        if job and job.state is State.READY and job.seq == seq and job.run_at == run_at:
-            return job
-        return None
+        return self._jobs[entry[1]] if self._entries.get(entry[1]) is entry else None
 
     def _promote(self, queue: str, now: int) -> None:
         scheduled = self._scheduled[queue]
@@ -317,13 +313,13 @@ class MemoryStore:
     def _next_due(self, queues: Collection[str]) -> int | None:
         heaps = [heap for lane, heap in self._due.items() if lane.queue in queues]
         heaps += [self._scheduled[queue] for queue in queues]
-        earliest = []
-        for heap in heaps:
-            while heap and not self._current(heap[0]):
-                heapq.heappop(heap)
-            if heap:
-                earliest.append(heap[0][0])
-        return min(earliest, default=None)
+        return min((heap[0][0] for heap in heaps if self._has_jobs(heap)), default=None)
+
+    def _has_jobs(self, heap: list[_Entry]) -> bool:
+        """Whether anything but abandoned entries is in the heap. Drops those that lie on top."""
+        while heap and not self._current(heap[0]):
+            heapq.heappop(heap)
+        return bool(heap)
 
     # Sessions.
 
@@ -394,11 +390,12 @@ class MemoryStore:
             queues = [queue for queue in request.queues if queue not in self._paused]
             for queue in queues:
                 self._promote(queue, now)
-                lanes = [lane for lane, heap in self._due.items() if heap and lane.queue == queue]
+                lanes = [lane for lane, heap in self._due.items() if lane.queue == queue and self._has_jobs(heap)]
                 groups = serving_order(lanes, request.turn)
                 jobs += draw(groups, request.limit - len(jobs), self._pull)
             claimed = tuple(self._hand_over(job, request.session_id, now) for job in jobs)
-            return Claimed(jobs=claimed, now=now, next_due=self._next_due(queues))
+            next_due = now if len(claimed) == request.limit else self._next_due(queues)
+            return Claimed(claimed, now, None if next_due is None else next_due - now)
 
     def _pull(self, lane: Lane, most: int) -> list[Job]:
         heap = self._due.get(lane, [])
@@ -474,7 +471,6 @@ class MemoryStore:
             result=move.result,
             cancel_asked=job.cancel_asked and not goes_back,
             run_at=job.run_at if move.delay is None else now + move.delay,
-            seq=self._next_seq() if job.state in ENDED else job.seq,
             ended_at=None if goes_back else now,
         )
         if goes_back:

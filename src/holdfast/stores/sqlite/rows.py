@@ -14,7 +14,7 @@ IDENTITY = (
 """What never changes after the insert."""
 
 LIVE_COLUMNS = (
-    f"{IDENTITY}, seq, state, reason, run_at, version, session_id, attempt, failures, crashes, snoozes, suspect, "
+    f"{IDENTITY}, state, reason, run_at, version, session_id, attempt, failures, crashes, snoozes, suspect, "
     "cancel_asked, claimed_at, failure_history, progress"
 )
 ENDED_COLUMNS = f"{LIVE_COLUMNS}, ended_at, result"
@@ -54,7 +54,6 @@ def job_from_row(row: Sequence[Any]) -> Job:
         key_window,
         correlation_id,
         created_at,
-        seq,
         state,
         reason,
         run_at,
@@ -83,7 +82,6 @@ def job_from_row(row: Sequence[Any]) -> Job:
         state=state_of(state),
         reason=reason_of(reason),
         run_at=run_at,
-        seq=seq,
         created_at=created_at,
         version=version,
         session_id=session_id,

@@ -77,15 +77,14 @@ class Verbs:
         self._insert_unless_there = f"""{new_row}
             WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1) ON CONFLICT (id) DO NOTHING"""
         lane = f"FROM {ns}_live WHERE state = 'ready' AND queue = ?"
-        self._first_lane = f"SELECT priority, share {lane} ORDER BY priority, share LIMIT 1"
-        self._next_lane = f"""
-            SELECT priority, share {lane} AND (priority, share) > (?, ?) ORDER BY priority, share LIMIT 1"""
+        first = "ORDER BY priority, share, run_at LIMIT 1"
+        self._first_lane = f"SELECT priority, share, run_at {lane} {first}"
+        self._next_lane = f"SELECT priority, share, run_at {lane} AND (priority, share) > (?, ?) {first}"
         self._lane_head = f"SELECT run_at {lane} AND priority = ? AND share = ? ORDER BY run_at LIMIT 1"
         self._claim_from_lane = f"""
             UPDATE {ns}_live SET state = 'in_flight', reason = 'claimed', session_id = ?, version = version + 1,
                                  claimed_at = ?, progress = NULL
-            WHERE seq IN (SELECT seq {lane} AND priority = ? AND share = ? AND run_at <= ?
-                          ORDER BY run_at, seq LIMIT ?)
+            WHERE id IN (SELECT id {lane} AND priority = ? AND share = ? AND run_at <= ? ORDER BY run_at, id LIMIT ?)
             RETURNING {LIVE_AS_ENDED}"""
         self._to_ready = f"""
             UPDATE {ns}_live SET state = 'ready', reason = ?, run_at = coalesce(?, run_at), attempt = ?, failures = ?,
@@ -93,10 +92,10 @@ class Verbs:
                                  version = version + ?
             WHERE id = ?"""
         self._to_ended = f"""
-            INSERT INTO {ns}_ended ({IDENTITY}, seq, state, reason, run_at, version, session_id, attempt, failures,
+            INSERT INTO {ns}_ended ({IDENTITY}, state, reason, run_at, version, session_id, attempt, failures,
                                     crashes, snoozes, suspect, cancel_asked, claimed_at, failure_history, progress,
                                     ended_at, expires_at, result)
-            SELECT {IDENTITY}, seq, ?2, ?3, run_at, version + ?4, session_id, ?5, ?6, ?7, ?8, ?9, cancel_asked,
+            SELECT {IDENTITY}, ?2, ?3, run_at, version + ?4, session_id, ?5, ?6, ?7, ?8, ?9, cancel_asked,
                    claimed_at, ?10, progress, ?11, iif(?2 = 'failed', NULL, ?11 + retention), ?12
             FROM {ns}_live WHERE id = ?1"""
         self._back_to_live = f"""
@@ -333,26 +332,28 @@ class Verbs:
                 (request.session_id, now, lane.queue, lane.priority, lane.share, now, most),
             ).fetchall()
             # RETURNING promises no order.
-            return sorted(map(job_from_row, rows), key=lambda job: (job.run_at, job.seq))
+            return sorted(map(job_from_row, rows), key=lambda job: (job.run_at, job.id))
 
         jobs: list[Job] = []
-        heads: list[int] = []
+        lanes: list[Lane] = []
         for queue in request.queues:
-            if queue in paused:
-                continue
-            lanes = list(self._lanes(db, queue))
-            jobs += draw(serving_order(lanes, request.turn), request.limit - len(jobs), pull)
-            for lane in lanes:
-                head = db.execute(self._lane_head, (queue, lane.priority, lane.share)).fetchone()
-                if head:
-                    heads.append(head[0])
-        return Claimed(jobs=tuple(jobs), now=now, next_due=min(heads, default=None))
+            if queue not in paused and len(jobs) < request.limit:
+                heads = dict(self._lanes(db, queue))
+                due = [lane for lane, head in heads.items() if head <= now]
+                jobs += draw(serving_order(due, request.turn), request.limit - len(jobs), pull)
+                lanes += heads
+        next_due = now if len(jobs) == request.limit else self._next_due(db, lanes)
+        return Claimed(tuple(jobs), now, None if next_due is None else next_due - now)
 
-    def _lanes(self, db: Database, queue: str) -> Iterator[Lane]:
-        """The lanes that have jobs, by hopping from one to the next in the index: no job is read for it."""
+    def _next_due(self, db: Database, lanes: Iterable[Lane]) -> int | None:
+        heads = (db.execute(self._lane_head, (lane.queue, lane.priority, lane.share)).fetchone() for lane in lanes)
+        return min((head[0] for head in heads if head), default=None)
+
+    def _lanes(self, db: Database, queue: str) -> Iterator[tuple[Lane, int]]:
+        """The lanes that have jobs, each with its first due time, by hopping from one to the next in the index."""
         row = db.execute(self._first_lane, (queue,)).fetchone()
         while row:
-            yield Lane(queue, row[0], row[1])
+            yield Lane(queue, row[0], row[1]), row[2]
             row = db.execute(self._next_lane, (queue, row[0], row[1])).fetchone()
 
     def _paused(self, db: Database) -> set[str]:

@@ -48,7 +48,6 @@ async def test_every_field_of_a_new_job_is_kept(rig: Rig) -> None:
         state=State.READY,
         reason=Reason.ENQUEUED,
         run_at=job.created_at + rig.steps(3),
-        seq=job.seq,
         created_at=job.created_at,
         version=0,
         session_id=None,

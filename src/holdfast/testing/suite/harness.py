@@ -163,7 +163,8 @@ class Rig:
     async def next_due(self, session_id: SessionId, *, queues: Sequence[str] = (QUEUE,), limit: int = 1) -> int | None:
         """The time of the next job after a claim."""
         request = ClaimRequest(session_id=session_id, queues=tuple(queues), limit=limit)
-        return (await self.store.claim(request)).next_due
+        claimed = await self.store.claim(request)
+        return None if claimed.due_in is None else claimed.now + claimed.due_in
 
     async def beat(self, session_id: SessionId) -> Beat:
         """One heartbeat."""

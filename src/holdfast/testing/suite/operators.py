@@ -54,11 +54,13 @@ async def test_a_replayed_job_has_all_its_retries_again(rig: Rig) -> None:
 
 
 async def test_a_replayed_job_goes_to_the_end_of_its_lane(rig: Rig) -> None:
-    """It does not overtake what was waiting, even within the same moment."""
+    """It does not overtake what was waiting: its due time is the moment of the replay."""
     old = await rig.add()
     await rig.end(old, State.FAILED)
     waiting = await rig.add_many(2)
+    await rig.wait(0.1)
     await rig.replay(old)
+    await rig.wait(0.1)
     last = await rig.add()
     assert await rig.claim_ids(await rig.session()) == [*waiting, old, last]
 
@@ -95,14 +97,14 @@ async def test_the_operators_cancel_is_guarded_too(rig: Rig) -> None:
     assert await rig.state(job_id) is State.IN_FLIGHT
 
 
-async def test_a_replayed_batch_keeps_its_order(rig: Rig) -> None:
-    """Dead letters come back in the order in which the operator lists them."""
+async def test_a_replayed_batch_comes_back_oldest_first(rig: Rig) -> None:
+    """Whatever the order in which the operator lists them: jobs of one due time are served by id."""
     ids = await rig.add_many(4)
     await rig.store.request_cancel(ids)
     order = [ids[2], ids[0], ids[3], ids[1]]
     moves = [replay(await rig.get(job_id)) for job_id in order]
     assert await rig.store.apply(moves) == [Applied.APPLIED] * 4
-    assert await rig.claim_ids(await rig.session()) == order
+    assert await rig.claim_ids(await rig.session()) == ids
 
 
 # Prune.
@@ -227,6 +229,16 @@ async def test_a_forgotten_id_can_be_used_again(rig: Rig) -> None:
     await rig.store.insert([new])
     assert (await rig.get(new.id)).state is State.READY
     assert await rig.apply(rig.move(old, Succeeded())) is Applied.STALE
+
+
+async def test_a_forgotten_id_is_claimed_once(rig: Rig) -> None:
+    """Cancelled, forgotten and enqueued again within one moment, even in another lane, it is one job."""
+    new = rig.new()
+    for priority in (5, 5, 1):
+        await rig.store.request_cancel([new.id])
+        await rig.store.forget([new.id])
+        assert await rig.add(id=new.id, priority=priority) == new.id
+    assert await rig.claim_ids(await rig.session()) == [new.id]
 
 
 # Counters.

@@ -2,9 +2,9 @@
 
 -- Every job that has not ended. A ready job and the same job in flight are one row: claiming it rewrites the row in
 -- place and takes it out of the partial index, which on SQLite costs half of moving it between two tables.
+-- Clustered by id: ids are UUIDv7, so rows arrive at the right edge of the tree, and there is no second tree to write.
 CREATE TABLE {ns}_live (
-    seq             INTEGER PRIMARY KEY AUTOINCREMENT,
-    id              TEXT    NOT NULL UNIQUE,
+    id              TEXT    NOT NULL PRIMARY KEY,
     task            TEXT    NOT NULL,
     payload         BLOB    NOT NULL,
     task_version    TEXT    NOT NULL,
@@ -32,8 +32,8 @@ CREATE TABLE {ns}_live (
     claimed_at      INTEGER,
     failure_history BLOB    NOT NULL,
     progress        BLOB
-);
--- The lanes, each in the order in which it is served.
+) WITHOUT ROWID;
+-- The lanes, each in the order in which it is served: by due time, then by id, which SQLite appends to every index.
 CREATE INDEX {ns}_lanes ON {ns}_live (queue, priority, share, run_at) WHERE state = 'ready';
 CREATE INDEX {ns}_held ON {ns}_live (session_id) WHERE state = 'in_flight';
 
@@ -49,7 +49,6 @@ CREATE TABLE {ns}_ended (
     state           TEXT    NOT NULL CHECK (state IN ('succeeded', 'failed', 'cancelled')),
     reason          TEXT    NOT NULL,
     run_at          INTEGER NOT NULL,
-    seq             INTEGER NOT NULL,
     created_at      INTEGER NOT NULL,
     version         INTEGER NOT NULL,
     session_id      TEXT,
@@ -133,7 +132,14 @@ CREATE TRIGGER {ns}_ready_insert INSTEAD OF INSERT ON {ns}_ready BEGIN
         coalesce(NEW.priority, 5),
         'ready',
         'enqueued',
-        max(coalesce(NEW.run_at, now), now),
+        -- This clock only has milliseconds. A job due within the present one goes behind those that were there first.
+        max(coalesce(NEW.run_at, now), now, 1 + coalesce((
+            SELECT run_at FROM {ns}_live
+            WHERE state = 'ready' AND queue = coalesce(NEW.queue, 'default') AND priority = coalesce(NEW.priority, 5)
+              AND share = coalesce(NEW.share, '') AND run_at < now + 1000
+              AND coalesce(NEW.run_at, now) < now + 1000
+            ORDER BY run_at DESC LIMIT 1
+        ), 0)),
         now,
         0, 0, 0, 0, 0, 0, 0,
         coalesce(NEW.max_retries, 3),
