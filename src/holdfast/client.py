@@ -28,6 +28,7 @@ from holdfast.errors import (
     PartlyRefused,
     QueueFull,
     ResultNotKept,
+    shown,
 )
 from holdfast.events import CancelRequested, JobEnqueued, JobReplayed, Listener, QueueDeep, QueuePaused, ignore, tell
 from holdfast.failures import RESULT_NOT_KEPT, Failure, decode_history
@@ -186,7 +187,7 @@ class Client:
         """The job as the store has it, or `JobNotFound`."""
         job = await self._store.get(_check_id(job_id))
         if job is None:
-            raise JobNotFound(f"there is no job {job_id!r:.80}: it never existed, or its retention ended")
+            raise JobNotFound(f"there is no job {shown(job_id)}: it never existed, or its retention ended")
         return job
 
     async def get(self, job_id: JobId) -> JobHandle[Any]:
@@ -231,7 +232,7 @@ class Client:
         """Cancel a waiting job at once, or ask the worker that holds it. `JobNotFound` if there is none."""
         [answer] = await self._store.request_cancel([_check_id(job_id)])
         if answer is CancelAnswer.GONE:
-            raise JobNotFound(f"there is no job {job_id!r:.80} to cancel")
+            raise JobNotFound(f"there is no job {shown(job_id)} to cancel")
         tell(self._listener, CancelRequested(job_id, answer.value))
         return answer
 

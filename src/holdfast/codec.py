@@ -118,9 +118,9 @@ class Signature:
         named = dict(zip(self._positional, args, strict=False))
         for name, value in kwargs.items():
             if name in named:
-                raise InvalidPayload(f"{self._name} got two values for {name!r:.80}")
+                raise InvalidPayload(f"{self._name} got two values for {shown(name)}")
             if name not in self._names:
-                raise InvalidPayload(f"{self._name} has no parameter {name!r:.80}")
+                raise InvalidPayload(f"{self._name} has no parameter {shown(name)}")
             named[name] = value
         if missing := self._required - named.keys():
             raise InvalidPayload(f"{self._name} needs a value for {', '.join(sorted(missing))}")

@@ -11,7 +11,7 @@ from typing import Any, Self
 import msgspec
 
 from holdfast.codec import DEFAULT_PAYLOAD_LIMIT
-from holdfast.errors import InvalidOption, UnknownPriority
+from holdfast.errors import InvalidOption, UnknownPriority, shown
 from holdfast.job import DEFAULT_MAX_RETRIES, check_name, check_whole
 from holdfast.store import DepthLimit
 
@@ -49,7 +49,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 return self.priorities[priority]
             except KeyError:
                 raise UnknownPriority(
-                    f"priority {priority!r:.80} is not configured: use one of {', '.join(self.priorities)}, "
+                    f"priority {shown(priority)} is not configured: use one of {', '.join(self.priorities)}, "
                     f"or a number from -100 to 100"
                 ) from None
         return check_whole("priority", priority, -100, 100)

@@ -42,8 +42,8 @@ def storable_text(text: str, longest: int) -> str:
 def _message(error: BaseException) -> str:
     try:
         return "".join((str(error),))  # a plain str, even if __str__ answers with a subclass
-    except Exception as unprintable:
-        # A handler's exception class is foreign code: its __str__ may raise anything.
+    except BaseException as unprintable:
+        # A handler's exception class is foreign code: its __str__ may raise anything, SystemExit too.
         return f"<message not printable: {type(unprintable).__name__} in __str__>"
 
 
@@ -53,7 +53,7 @@ def _traceback(error: BaseException) -> str:
         lines = traceback.TracebackException.from_exception(error, limit=-_MOST_FRAMES).format()
         # A huge message is one line of it; uncut it would push out the frames, which nothing else keeps.
         return "".join(line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + "…\n" for line in lines)
-    except Exception as unprintable:
+    except BaseException as unprintable:
         return f"<traceback not printable: {type(unprintable).__name__}>"
 
 

@@ -26,6 +26,7 @@ LATEST_TIME = 2**53 - 1
 """In the year 2255. Engines that keep times as floating-point numbers (Redis) are exact up to here."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -128,7 +129,10 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what not every engine could store."""
-        check_text("id", self.id, 64)
+        if not isinstance(self.id, str) or not _UUID.fullmatch(self.id):
+            raise InvalidOption(f"id {shown(self.id)} must be a UUID in lower case; ports.ids.job_id() makes one")
+        if type(self.payload) is not bytes:
+            raise InvalidOption(f"payload must be bytes of JSON, not a {type(self.payload).__name__}")
         check_name("task", self.task)
         check_name("version", self.task_version)
         check_name("queue", self.queue)

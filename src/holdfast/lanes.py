@@ -2,7 +2,8 @@
 the rest.
 
 A lane is a queue, a priority and a share. Lower priorities go first. Every sixteenth turn the order is inverted,
-beginning with another priority each time, so that none starves. Lanes of equal priority (its shares) take turns and divide what there is.
+beginning with another priority each time, so that none starves. Lanes of equal priority (its shares) take turns and
+divide what there is.
 """
 
 from __future__ import annotations

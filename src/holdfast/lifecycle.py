@@ -97,7 +97,7 @@ class KeyChange(StrEnum):
 class Move(msgspec.Struct, frozen=True, kw_only=True):
     """One guarded write. Built only here.
 
-    Guard: the job is in one of `sources`; `version` and `session_id` are its own (None: not compared); its session is
+    Guard: the job is in one of `sources`; `version` and `session_id` (None: not compared) are its own; its session is
     open, or closed, as `session_open` says (None: not compared); and nobody has asked to cancel it, unless
     `despite_cancel`. A move out of `in_flight` always names its session. Write: everything else. `delay` None keeps the
     job's place in its lane.
@@ -106,7 +106,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     job_id: JobId
     queue: str
     sources: frozenset[State]
-    version: int | None
+    version: int
     session_id: SessionId | None
     session_open: bool | None
     despite_cancel: bool
@@ -203,11 +203,11 @@ def settle(job: Job, outcome: Outcome, policy: RetryPolicy, random: Random, *, c
             reason = Reason.LOST
             if outcome.started is not False:
                 attempt, new_failures = attempt + 1, (outcome.failure,)
-                if job.suspect:
+                if job.suspect:  # it ran alone, so the crash was its own
                     crashes += 1
+                    if crashes >= policy.max_crashes:
+                        to, reason = State.FAILED, Reason.CRASHED
                 suspect = True
-                if crashes >= policy.max_crashes:
-                    to, reason = State.FAILED, Reason.CRASHED
 
     if cancel_asked and to is not State.SUCCEEDED:
         to, reason = State.CANCELLED, Reason.CANCELLED
@@ -293,13 +293,13 @@ def judge(move: Move, standing: Standing | None) -> Applied:
         own_session
         and standing.state is move.to
         and standing.reason is move.reason
-        and (move.version is None or standing.version == move.version + move.raise_version)
+        and standing.version == move.version + move.raise_version
     ):
         return Applied.ALREADY
     if not (
         own_session
         and standing.state in move.sources
-        and (move.version is None or standing.version == move.version)
+        and standing.version == move.version
         and (move.session_open is None or standing.session_open is move.session_open)
     ):
         return Applied.STALE

@@ -6,8 +6,8 @@ Rules for every method of every store:
   shards by queue does its part for each queue in turn.
 * Every call has a deadline.
 * It raises only errors of `holdfast.errors`. `StoreUnavailable`: nothing was written, in no queue. `OutcomeUnknown`: it
-  may have been; repeating the call is safe, because ids are the caller's and `apply` answers `already`. A claim that
-  already has jobs returns them rather than raise.
+  may have been; repeating the call is safe, because ids are the caller's and `apply` answers `already` (or `stale`, if
+  the job has moved on since). A claim that already has jobs returns them rather than raise.
 * Time is the store's: `now` below is the engine's clock at the moment of the call, never a worker's.
 * A call that is cancelled while under way may have taken effect.
 * One row that fails its guard never aborts a batch: the others go through, and the answer says which is which.
@@ -52,7 +52,7 @@ class Inserted(msgspec.Struct, frozen=True, gc=False):
     deep: bool = False
 
 
-class DepthLimit(msgspec.Struct, frozen=True, gc=False):
+class DepthLimit(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """How many ready jobs (due or not) a queue may hold, and from how many on to warn."""
 
     max_depth: int | None = None
@@ -116,7 +116,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """The jobs, the store's time, and in how many microseconds the next ready job of these queues becomes due.
+    """The jobs in the order of serving, the store's time, and in how many microseconds the next one becomes due.
 
     `due_in` is 0 when as many jobs came as were asked for (there may be more), and None when nothing waits. It is
     relative because the parts of a sharded engine have clocks of their own.
@@ -189,7 +189,8 @@ class Store(Protocol):
         A job whose id is in the store, in any state, is `existing`: an unknown insert is safely repeated (an id is used
         in one queue only; what happens to one used in two is not defined). A key is
         held by its job until `window` after the insert; a failed or cancelled job frees it. `limits` per queue: a
-        job that would exceed `max_depth` is `full`; concurrent callers may overshoot by what they insert at once.
+        job that would exceed `max_depth` is `full`. Concurrent callers may overshoot by what they insert at once, and a
+        store may go by a depth that is up to a second old.
 
         With a checkpoint, all jobs are of its queue, and nothing is written unless its value is still `was`:
         `CheckpointConflict` otherwise. If any of them would be `full`, all are, and the checkpoint stays.
@@ -245,6 +246,9 @@ class Store(Protocol):
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """Carry out each move whose guard holds (`lifecycle.judge`) with its key change, in one step. One answer each.
 
+        A later move of the same job sees what an earlier one of the batch did. Why a move was refused may be judged a
+        moment after the refusal.
+
         A move to an end state takes the job out of the hot structure, stamps `ended_at` and keeps it for its
         retention (failed: until somebody replays or forgets it). A move to `ready` clears a cancel that was asked.
         The jobs of `then` are accepted in the same step, without regard to depth; one whose id or key is there already
@@ -252,7 +256,9 @@ class Store(Protocol):
         """
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
-        """The same inside the caller's own transaction, as with `insert_on`."""
+        """The same inside the caller's own transaction, as with `insert_on`. It must see what is committed meanwhile
+        (READ COMMITTED); while it is open, closing the session may have to wait for it.
+        """
 
     async def note(self, lease: Lease, progress: bytes) -> Applied:
         """Keep the progress of a running job: applied, or stale if the lease no longer holds."""

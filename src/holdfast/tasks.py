@@ -284,7 +284,7 @@ class Registry:
             return self._specs[name]
         except KeyError:
             raise UnknownTask(
-                f"no task {name!r:.80} is registered here; known are: {', '.join(sorted(self._specs)) or 'none'}"
+                f"no task {shown(name)} is registered here; known are: {', '.join(sorted(self._specs)) or 'none'}"
             ) from None
 
     def __contains__(self, name: object) -> bool:

@@ -489,13 +489,16 @@ def generator(n: int) -> Iterator[int]:
 def with_args(*args: int) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "function", [5, None, "name", Callable_(), Callable_, min, lambda n: None, generator, with_args]
-)
+@pytest.mark.parametrize("function", [5, None, "name", Callable_(), Callable_, min, generator, with_args])
 def test_what_cannot_be_a_task(app: Holdfast, function: Any) -> None:
     with pytest.raises(InvalidOption):
-        app.task()(function)
+        app.task(name="work")(function)
     assert list(app.tasks) == []
+
+
+def test_a_lambda_has_no_name_to_be_known_by(app: Holdfast) -> None:
+    with pytest.raises(InvalidOption, match="task '<lambda>' is not a valid name"):
+        app.task(lambda: None)
 
 
 def test_a_name_is_taken_once(app: Holdfast, double: Any) -> None:
@@ -553,8 +556,8 @@ def test_a_name_is_taken_once(app: Holdfast, double: Any) -> None:
     ids=lambda options: f"{next(iter(options))}-{type(next(iter(options.values()))).__name__}",
 )
 def test_task_options_that_cannot_work(app: Holdfast, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption):
-        app.task(**options)(lambda: None)
+    with pytest.raises(InvalidOption, match=next(iter(options)) if "name" not in options else "task"):
+        app.task(**{"name": "work", **options})(lambda: None)
     assert list(app.tasks) == []
 
 

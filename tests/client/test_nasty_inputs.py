@@ -32,6 +32,7 @@ from holdfast.errors import (
 from holdfast.failures import LONGEST_MESSAGE, RESULT_NOT_KEPT, Failure, capture
 from holdfast.job import NewJob
 from holdfast.lifecycle import Applied, Failed, Released, Succeeded
+from holdfast.ports import SYSTEM
 from tests.client.conftest import MakeApp
 from tests.client.helpers import finish, move_for, take, totals
 
@@ -287,7 +288,7 @@ DAMAGED = [
 async def test_a_damaged_payload_in_the_store_hurts_only_its_handler(
     app: Holdfast, work: Any, row: int, damaged: bytes, words: str
 ) -> None:
-    new = NewJob(id=f"damaged-{row}", task="work", payload=damaged)
+    new = NewJob(id=SYSTEM.ids.job_id(), task="work", payload=damaged)
     await app.store.insert([new])
     await work.aenqueue("good")
     job = await take(app.store)

@@ -223,7 +223,6 @@ def test_a_store_that_opens_inside_the_callers_transaction(path: Path, connect: 
     late.close()
 
 
-@pytest.mark.xfail(reason="stores/sqlite: a caller's connection needs a savepoint around our statements")
 def test_an_insert_that_fails_leaves_nothing_in_the_callers_transaction(
     connect: Connect, ship: Any, seen: Seen
 ) -> None:

@@ -185,7 +185,7 @@ BEAT = """
 # FOR UPDATE, unlike the UPDATE of a beat, waits for the KEY SHARE of claims and moves, and makes theirs wait.
 CLOSE = """
     WITH k AS MATERIALIZED (
-        SELECT id FROM sessions WHERE id = %(id)s AND open FOR UPDATE)
+        SELECT id FROM sessions WHERE id = %(id)s AND open AND (%(beat)s::bigint IS NULL OR beat = %(beat)s) FOR UPDATE)
     UPDATE sessions s SET open = false FROM k WHERE s.id = k.id RETURNING s.id"""
 LOST = f"""
     SELECT {ALL} FROM in_flight f

@@ -139,13 +139,14 @@ async def test_a_repeated_release_is_stale_once_somebody_claimed_the_job_again(s
     assert await store.apply([move(job, Released())]) == [Applied.STALE]
 
 
-async def test_one_stale_row_does_not_abort_the_others(store: PostgresSpike) -> None:
-    session_id = await opened(store, jobs=3)
+async def test_stale_rows_do_not_abort_the_others(store: PostgresSpike) -> None:
+    session_id = await opened(store, jobs=4)
     jobs = await claim(store, session_id)
     moves = [move(job, Succeeded()) for job in jobs]
     moves[1] = replace(moves[1], version=0)
+    moves[2] = replace(moves[2], session_id=await opened(store))
     before = store.round_trips
-    assert await store.apply(moves) == [Applied.APPLIED, Applied.STALE, Applied.APPLIED]
+    assert await store.apply(moves) == [Applied.APPLIED, Applied.STALE, Applied.STALE, Applied.APPLIED]
     assert store.round_trips == before + 2
     assert await count(store, "ended") == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import sqlite3
 import subprocess
@@ -70,6 +71,13 @@ def live_ids(path: Path, namespace: str = "holdfast") -> list[str]:
 def is_sound(path: Path) -> bool:
     """Whether SQLite finds no fault with the file."""
     return run_sql(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def eventually(condition: Callable[[], object], seconds: float = 5) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  other threads and processes decide, and set no event of ours
+            await asyncio.sleep(0.001)
 
 
 async def open_session(store: SqliteStore) -> str:

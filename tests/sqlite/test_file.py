@@ -249,7 +249,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 
 
 def test_the_folder_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="No such file or directory. Its folder must exist"):
+    with pytest.raises(StoreUnavailable, match=r"No such file or directory\. Its folder must exist"):
         SqliteStore(tmp_path / "missing" / "jobs.db").insert_blocking([new_job()])
     assert not (tmp_path / "missing").exists()
 

@@ -16,7 +16,18 @@ from typing import cast
 import pytest
 
 from holdfast.stores.sqlite import SqliteStore
-from tests.sqlite.helpers import CHILDREN, claim, finish, new_job, new_jobs, open_session, raw, run_sql, start_child
+from tests.sqlite.helpers import (
+    CHILDREN,
+    claim,
+    eventually,
+    finish,
+    new_job,
+    new_jobs,
+    open_session,
+    raw,
+    run_sql,
+    start_child,
+)
 
 SOON = 0.5
 
@@ -47,9 +58,7 @@ class Waiter:
 
     async def next(self, after: int) -> float:
         """When the first wake-up after so many came."""
-        async with asyncio.timeout(5):
-            while len(self.times) <= after:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: len(self.times) > after)
         return self.times[after]
 
     async def __aenter__(self) -> Waiter:
@@ -133,7 +142,7 @@ async def test_a_transaction_of_any_program_wakes_at_its_commit(store: SqliteSto
 async def test_a_commit_between_asking_and_looking_is_not_missed(store: SqliteStore, path: Path) -> None:
     for _ in range(20):
         waiting = store.wakeups(["default"])
-        first = asyncio.ensure_future(anext(waiting))  # type: ignore[arg-type]
+        first = asyncio.ensure_future(anext(waiting))
         await asyncio.sleep(0)  # it waits from here on; the watcher has only just begun
         run_sql(path, "INSERT INTO holdfast_ready (task, payload) VALUES ('t', '{}')")
         await asyncio.wait_for(first, SOON)
@@ -202,20 +211,14 @@ async def test_two_idle_workers_do_not_wake_each_other_for_ever(path: Path) -> N
     assert sum(settled.values()) <= 12
 
 
-async def no_watcher_is_left() -> None:
-    async with asyncio.timeout(5):
-        while watchers():
-            await asyncio.sleep(0.01)
-
-
 async def test_the_watcher_ends_when_nobody_waits_and_begins_again(store: SqliteStore, path: Path) -> None:
-    await no_watcher_is_left()  # of an earlier test
+    await eventually(lambda: not watchers())  # of an earlier test
     for _ in range(3):
         async with Waiter(store), Waiter(store) as waiter:
             assert len(watchers()) == 1
             run_sql(path, "INSERT INTO holdfast_ready (task, payload) VALUES ('t', '{}')")
             await waiter.next(0)
-        await no_watcher_is_left()
+        await eventually(lambda: not watchers())
 
 
 async def test_waiters_that_come_and_go_quickly_are_never_without_a_watcher(store: SqliteStore, path: Path) -> None:
@@ -224,7 +227,7 @@ async def test_waiters_that_come_and_go_quickly_are_never_without_a_watcher(stor
             pass
         await asyncio.sleep((number % 10) * 0.02)  # around the moment at which the watcher gives up
         waiting = store.wakeups(["default"])
-        first = asyncio.ensure_future(anext(waiting))  # type: ignore[arg-type]
+        first = asyncio.ensure_future(anext(waiting))
         await asyncio.sleep(0)
         run_sql(path, "INSERT INTO holdfast_ready (task, payload) VALUES ('t', '{}')")
         await asyncio.wait_for(first, SOON)

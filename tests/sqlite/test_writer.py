@@ -35,6 +35,7 @@ from holdfast.stores.sqlite.writer import Busy, Writer, store_error
 from tests.sqlite.helpers import (
     CHILDREN,
     claim,
+    eventually,
     is_sound,
     live_ids,
     new_job,
@@ -96,10 +97,7 @@ async def one_batch(store: SqliteStore) -> Any:
     with writer._lock:
         # The thread takes this first call alone, and waits for the lock with it.
         first = asyncio.ensure_future(writer.calls.submit(lambda db: None))
-        while not writer.calls._waiting and writer.calls._thread is None:
-            await asyncio.sleep(0)
-        while writer.calls._waiting:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: writer.calls._thread is not None and not writer.calls._waiting)
         yield
         await asyncio.sleep(0)  # what was made into tasks inside has been submitted after this
         await asyncio.sleep(0)
@@ -493,7 +491,7 @@ async def test_use_after_close_opens_again(store: SqliteStore, path: Path) -> No
         assert await store.counts()
         store.close()
         store.close()
-        assert not Path(f"{path}-wal").exists()  # nobody has it open
+        assert not os.path.exists(f"{path}-wal")  # noqa: ASYNC240  nobody has it open
     assert len(live_ids(path)) == 6
 
 
@@ -581,7 +579,7 @@ def test_a_forked_child_makes_its_own_connections(store: SqliteStore, path: Path
     children = [in_child(work) for _ in range(3)]
     for _ in range(10):
         store.insert_blocking([new_job()])
-    assert all([succeeded(child) for child in children])
+    assert list(map(succeeded, children)) == [True] * 3
     store.insert_blocking([new_job()])
     assert len(live_ids(path)) == 1 + 3 * 4 + 10 + 1
     assert is_sound(path)

@@ -24,14 +24,16 @@ from tests.store.harnesses import MemoryHarness, SqliteHarness
 Test = Callable[..., Awaitable[None]]
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
-ACK = {"outcome": Succeeded(b"result")}
-NACK = {"outcome": Failed(BOOM)}
+ACK: dict[str, object] = {"outcome": Succeeded(b"result")}
+NACK: dict[str, object] = {"outcome": Failed(BOOM)}
 
 
-def _patch_judge(patch: pytest.MonkeyPatch, **ignored: None) -> None:
-    """Both stores ask a judge that does not compare these fields of the guard."""
+def _patch_judge(patch: pytest.MonkeyPatch, *, version: bool = True, **ignored: None) -> None:
+    """Both stores ask a judge that does not compare these fields of the guard, or not the version."""
 
     def blind(move: Move, standing: Standing | None) -> Applied:
+        if standing and not version:
+            move = replace(move, version=standing.version)
         return judge(replace(move, **ignored), standing)
 
     patch.setattr(holdfast.stores.memory, "judge", blind)
@@ -40,12 +42,12 @@ def _patch_judge(patch: pytest.MonkeyPatch, **ignored: None) -> None:
 
 def no_token(patch: pytest.MonkeyPatch) -> None:
     """Neither version nor session is compared."""
-    _patch_judge(patch, version=None, session_id=None, session_open=None)
+    _patch_judge(patch, version=False, session_id=None, session_open=None)
 
 
 def no_version(patch: pytest.MonkeyPatch) -> None:
     """The session is compared, the version is not."""
-    _patch_judge(patch, version=None)
+    _patch_judge(patch, version=False)
 
 
 def no_session_id(patch: pytest.MonkeyPatch) -> None:

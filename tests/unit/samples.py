@@ -23,13 +23,13 @@ class FixedRandom:
 
 def new_job(**changes: Any) -> NewJob:
     """A valid new job, with changes."""
-    return NewJob(**{"id": "0190-1", "task": "mail.welcome", "payload": b"{}", **changes})
+    return NewJob(**{"id": "01900000-0000-7000-8000-000000000001", "task": "mail.welcome", "payload": b"{}", **changes})
 
 
 def claimed_job(**changes: Any) -> Job:
     """A job in flight that has been through something: no counter is zero and no two are alike."""
     fields: dict[str, Any] = {
-        "id": "0190-1",
+        "id": "01900000-0000-7000-8000-000000000001",
         "task": "mail.welcome",
         "payload": b"{}",
         "task_version": "1",

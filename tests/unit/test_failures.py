@@ -201,8 +201,8 @@ def test_a_group() -> None:
     assert "OSError: two" in failure.traceback
 
 
-def test_a_group_of_a_million_and_a_group_a_thousand_deep() -> None:
-    captured(ExceptionGroup("wide", [ValueError("x")] * 1_000_000))
+def test_a_group_ten_thousand_wide_and_a_group_a_thousand_deep() -> None:
+    captured(ExceptionGroup("wide", [ValueError("x")] * 10_000))
     deep: Exception = ValueError("bottom")
     for _ in range(1_000):
         deep = ExceptionGroup("deeper", [deep])

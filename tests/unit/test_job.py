@@ -336,7 +336,7 @@ def test_values_are_frozen() -> None:
 
 
 def test_a_lease_is_session_and_version() -> None:
-    assert claimed_job().lease == Lease("0190-1", "mail", "s1", 9)
+    assert claimed_job().lease == Lease("01900000-0000-7000-8000-000000000001", "mail", "s1", 9)
     assert claimed_job(session_id=None).lease.session_id == ""
     assert claimed_job().lease != claimed_job(version=10).lease
     assert claimed_job().lease != claimed_job(session_id="s2").lease

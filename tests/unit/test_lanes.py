@@ -90,12 +90,13 @@ def served_alone(lanes: Sequence[Lane], turns: int) -> Counter[Lane]:
 
 
 @pytest.mark.parametrize("shares", range(1, 20))
-@pytest.mark.parametrize("priority", [0, 10])
-def test_no_share_starves_whatever_their_number(priority: int, shares: int) -> None:
+@pytest.mark.parametrize("priority", [0, 5, 10])
+@pytest.mark.parametrize("others", [{0, 10}, {0, 5, 10}, {0, 1, 5, 9, 10}])
+def test_no_share_starves_whatever_their_number(priority: int, others: set[int], shares: int) -> None:
     """The number of shares may divide sixteen: turns and inverted turns must not fall into step."""
-    other = 10 - priority
-    lanes = [lane(priority, f"s{number:02}") for number in range(shares)] + [lane(other)]
-    served = served_alone(lanes, turns=INVERTED_EVERY * 20 * shares)
+    lanes = [lane(priority, f"s{number:02}") for number in range(shares)]
+    lanes += [lane(other) for other in sorted(others - {priority})]
+    served = served_alone(lanes, turns=INVERTED_EVERY * 4 * shares)
     counts = {served[lane] for lane in lanes if lane.priority == priority}
     assert min(counts) > 0
     assert max(counts) - min(counts) <= 1

@@ -431,7 +431,7 @@ def test_key(row: Row) -> None:
 @every_row
 def test_guard_fields(row: Row) -> None:
     move = row.move()
-    assert (move.job_id, move.queue, move.version) == ("0190-1", "mail", 9)
+    assert (move.job_id, move.queue, move.version) == ("01900000-0000-7000-8000-000000000001", "mail", 9)
     assert Guard(move.sources, move.session_id, move.session_open) == row.guard
     assert move.despite_cancel is row.despite_cancel
     assert move.raise_version is row.raise_version

@@ -9,17 +9,20 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from holdfast.errors import InvalidOption
+from holdfast.errors import InvalidOption, shown
 from holdfast.ports import Ports
 from holdfast.store import Store
 
 
 def open_store(url: str, ports: Ports) -> Store:
     """The store for `memory://` or `sqlite:///path`, with the options of its query. Nothing is opened yet."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InvalidOption(f"the store URL cannot be read: {error}") from error
     if parts.scheme not in _ENGINES:
         raise InvalidOption(
-            f"no engine for the store URL scheme {parts.scheme!r:.40}: use one of "
+            f"no engine for the store URL scheme {shown(parts.scheme)}: use one of "
             f"{', '.join(f'{scheme}://' for scheme in _ENGINES)}"
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
@@ -33,11 +36,11 @@ def _converted(options: dict[str, str], known: dict[str, Callable[[str], Any]]) 
     converted = {}
     for name, text in options.items():
         if name not in known:
-            raise InvalidOption(f"the store URL has an unknown option {name!r:.40}: known are {', '.join(known)}")
+            raise InvalidOption(f"the store URL has an unknown option {shown(name)}: known are {', '.join(known)}")
         try:
             converted[name] = known[name](text)
         except ValueError as error:
-            raise InvalidOption(f"the store URL's option {name}={text!r:.40} is not valid: {error}") from error
+            raise InvalidOption(f"the store URL's option {name}={shown(text)} is not valid: {error}") from error
     return converted
 
 

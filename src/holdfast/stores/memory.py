@@ -24,7 +24,7 @@ from holdfast.errors import (
     QueueClosed,
     SessionClosed,
 )
-from holdfast.job import ENDED, Job, JobId, Lease, NewJob, Reason, SessionId, State
+from holdfast.job import ENDED, Job, JobId, Lease, NewJob, Reason, SessionId, State, check_whole
 from holdfast.lanes import Lane, draw, serving_order
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
 from holdfast.ports import SYSTEM, Ports
@@ -71,7 +71,7 @@ class MemoryStore:
 
     def __init__(self, *, ports: Ports = SYSTEM, capacity: int | None = None) -> None:
         self._clock = ports.clock
-        self._capacity = capacity
+        self._capacity = None if capacity is None else check_whole("capacity", capacity, 1, 10**12)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._hub = WakeupHub()

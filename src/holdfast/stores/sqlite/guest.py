@@ -6,14 +6,17 @@ Accepted are a `sqlite3.Connection`, and a SQLAlchemy `Session` or `Connection` 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from holdfast.errors import ForeignConnection
 from holdfast.stores.sqlite.verbs import Cursor
+
+T = TypeVar("T")
 
 
 class GuestConnection:
@@ -24,6 +27,19 @@ class GuestConnection:
         self._connection = _driver_connection(connection)
         self._require_same_file(path)
         self._require_transaction()
+
+    def whole_or_nothing(self, verb: Callable[[GuestConnection], T]) -> T:
+        """Run the verb. If it fails, nothing of it stays, whatever the caller then does with the transaction."""
+        self.execute("SAVEPOINT holdfast")
+        try:
+            answer = verb(self)
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite has given up the whole transaction
+                self.execute("ROLLBACK TO holdfast")
+                self.execute("RELEASE holdfast")
+            raise
+        self.execute("RELEASE holdfast")
+        return answer
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
         """Run one statement. The caller's row factory does not apply."""
@@ -45,7 +61,7 @@ class GuestConnection:
 
     def _require_same_file(self, path: Path) -> None:
         rows = self.execute("PRAGMA database_list").fetchall()
-        theirs = next((row[2] for row in rows if row[1] == "main"), "")
+        theirs = next((os.fsdecode(row[2]) for row in rows if row[1] in ("main", b"main")), "")
         if not theirs or not path.exists() or not os.path.samefile(theirs, path):
             raise ForeignConnection(
                 f"the connection is open on {theirs or 'a database in memory'}, the store on {path}: a job can only "
@@ -56,7 +72,7 @@ class GuestConnection:
         driver = getattr(self._connection, "driver_connection", self._connection)
         if driver.in_transaction:
             return
-        if driver.isolation_level is None:
+        if driver.isolation_level is None or getattr(driver, "autocommit", None) is True:
             raise ForeignConnection(
                 "the connection is in autocommit mode and has no transaction: execute BEGIN first, so that there "
                 "is a commit or rollback for the job to follow"

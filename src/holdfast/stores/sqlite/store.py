@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from holdfast.errors import InvalidOption, OutcomeUnknown
+from holdfast.errors import InvalidOption, OutcomeUnknown, StoreUnavailable, shown
 from holdfast.job import Job, JobId, Lease, NewJob, SessionId, check_name
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import SYSTEM, Ports
@@ -35,7 +35,7 @@ from holdfast.stores.sqlite.guest import GuestConnection
 from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.verbs import Verbs
-from holdfast.stores.sqlite.writer import Writer, store_error
+from holdfast.stores.sqlite.writer import Busy, Writer, store_error
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
@@ -76,9 +76,9 @@ class SqliteStore:
                 f"{str(path)!r} is no file path: give the store a file, or use memory:// for jobs in memory"
             )
         if durability not in _DURABILITIES:
-            raise InvalidOption(f"durability must be one of {', '.join(_DURABILITIES)}, not {durability!r:.40}")
+            raise InvalidOption(f"durability must be one of {', '.join(_DURABILITIES)}, not {shown(durability)}")
         if not 0 < timeout <= 3600:
-            raise InvalidOption(f"timeout must be more than 0 and at most 3600 seconds, not {timeout!r:.40}")
+            raise InvalidOption(f"timeout must be more than 0 and at most 3600 seconds, not {shown(timeout)}")
         if not check_name("namespace", namespace).isidentifier():
             raise InvalidOption(f"namespace {namespace!r} must be letters, digits and '_': it begins table names")
         self.path = Path(path).absolute()
@@ -209,10 +209,18 @@ class SqliteStore:
         limits: Mapping[str, DepthLimit] | None = None,
     ) -> list[Inserted]:
         """See `Store.insert_on`."""
-        self._open()
+        return self._write_on(connection, lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
+
+    def _write_on(self, connection: object, verb: Callable[[GuestConnection], T]) -> T:
         try:
-            db = GuestConnection(connection, self.path)
-            return self._verbs.insert(db, jobs, self._clock.now(), limits or {})
+            self._open()
+        except Busy as error:
+            raise StoreUnavailable(
+                f"the tables of {self.path} do not exist yet, and an open transaction (yours?) keeps them from being "
+                f"made: open the store before you begin the transaction, with app.open() or `async with app`"
+            ) from error
+        try:
+            return GuestConnection(connection, self.path).whole_or_nothing(verb)
         except sqlite3.Error as error:
             raise store_error(error, self.path) from error
 
@@ -255,11 +263,7 @@ class SqliteStore:
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply_on`."""
-        self._open()
-        try:
-            return self._verbs.apply(GuestConnection(connection, self.path), moves, self._clock.now())
-        except sqlite3.Error as error:
-            raise store_error(error, self.path) from error
+        return self._write_on(connection, lambda db: self._verbs.apply(db, moves, self._clock.now()))
 
     async def note(self, lease: Lease, progress: bytes) -> Applied:
         """See `Store.note`."""

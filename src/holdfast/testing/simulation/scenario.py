@@ -68,7 +68,7 @@ class _RecordedStore(MemoryStore):
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         answers = await super().apply(moves)
         for move, answer in zip(moves, answers, strict=True):
-            self._record(f"{move.reason.value} {answer.value}", move.job_id, move.version or 0)
+            self._record(f"{move.reason.value} {answer.value}", move.job_id, move.version)
         return answers
 
 
