@@ -200,3 +200,42 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def lease(self) -> Lease:
         """The lease of the job's current claim. Only meaningful while it is in flight."""
         return Lease(self.id, self.queue, self.session_id or "", self.version)
+
+
+def enqueued(new: NewJob, now: int) -> Job:
+    """The job that a store has after inserting `new` at that time."""
+    return Job(
+        id=new.id,
+        task=new.task,
+        payload=new.payload,
+        task_version=new.task_version,
+        queue=new.queue,
+        share=new.share,
+        priority=new.priority,
+        state=State.READY,
+        reason=Reason.ENQUEUED,
+        run_at=due_at(new, now),
+        created_at=now,
+        version=0,
+        session_id=None,
+        attempt=0,
+        failures=0,
+        crashes=0,
+        snoozes=0,
+        suspect=False,
+        cancel_asked=False,
+        max_retries=new.max_retries,
+        retention=new.retention,
+        key=new.key,
+        correlation_id=new.correlation_id,
+        claimed_at=None,
+        ended_at=None,
+        failure_history=b"",
+        result=None,
+        progress=None,
+    )
+
+
+def due_at(new: NewJob, now: int) -> int:
+    """When a job that is inserted now becomes due: never before now, so that nothing overtakes by an old date."""
+    return now + new.delay if new.run_at is None else max(new.run_at, now)

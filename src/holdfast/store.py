@@ -28,6 +28,9 @@ from holdfast.lifecycle import Applied, Move
 MOST_PER_CALL = 1_000
 """Jobs, moves or ids in one call. Callers cut longer lists; stores may refuse them."""
 
+CLOSED_SESSION_KEPT = 3600 * 1_000_000
+"""How long a closed session is shown to people before it is pruned."""
+
 MOST_BYTES_PER_CALL = 8 * 1024 * 1024
 """Bytes of payload in one insert: what an engine can take in without making others wait."""
 

@@ -264,7 +264,7 @@ class RedisSpike:
                 now, next_due, flat = await self._claim_from(queue, request, request.limit - len(jobs))
                 due += [next_due] if next_due >= 0 else []
                 jobs += decode_jobs(flat)
-        return Claimed(jobs=tuple(jobs), now=now, next_due=min(due, default=None))
+        return Claimed(tuple(jobs), now, min(due) - now if due else None)
 
     async def _claim_from(self, queue: str, request: ClaimRequest, limit: int) -> Any:
         while True:

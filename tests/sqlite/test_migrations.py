@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -65,14 +66,15 @@ def test_a_second_opening_writes_nothing(path: Path) -> None:
 
 def open_at_once(paths: list[Path], barrier: Barrier) -> None:
     for path in paths:
-        barrier.wait(30)
+        barrier.wait(10)
         store = SqliteStore(path, timeout=20)
         store.insert_blocking([new_job()])
+        assert asyncio.run(cast(Any, store.counts()))
         store.close()
 
 
 def test_eight_processes_at_once_on_a_new_file(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.db" for number in range(12)]
+    paths = [tmp_path / f"{number}.db" for number in range(20)]
     barrier = CHILDREN.Barrier(8)
     children = [start_child(open_at_once, paths, barrier) for _ in range(8)]
     for child in children:

@@ -132,16 +132,18 @@ async def test_a_batch_is_bounded(store: SqliteStore) -> None:
 
 
 async def test_a_failing_call_harms_no_other_and_leaves_no_trace(store: SqliteStore, path: Path) -> None:
+    ids = [job.id for job in new_jobs(3)]
+
     def breaks_after_writing(db: sqlite3.Connection) -> None:
-        store._verbs.insert(db, [new_job(id="half")], 0, {})
+        store._verbs.insert(db, [new_job(id=ids[0])], 0, {})
         db.execute("INSERT INTO no_such_table VALUES (1)")
 
     def raises_after_writing(db: sqlite3.Connection) -> None:
-        store._verbs.insert(db, [new_job(id="half too")], 0, {})
+        store._verbs.insert(db, [new_job(id=ids[1])], 0, {})
         raise InvalidOption("mine")
 
     def has_a_bug(db: sqlite3.Connection) -> None:
-        store._verbs.insert(db, [new_job(id="half as well")], 0, {})
+        store._verbs.insert(db, [new_job(id=ids[2])], 0, {})
         raise ZeroDivisionError
 
     jobs = new_jobs(3)

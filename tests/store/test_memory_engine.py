@@ -43,8 +43,8 @@ def rig(harness: MemoryHarness) -> Rig:
 async def test_due_jobs_and_scheduled_jobs_lie_apart(rig: Rig, store: MemoryStore) -> None:
     await rig.add_many(2)
     await rig.add_many(3, delay=rig.steps(1))
-    assert [len(heap) for heap in store._due.values()] == [2]
-    assert len(store._scheduled[QUEUE]) == 3
+    assert [len(heap) for heap in store._waiting.due.values()] == [2]
+    assert len(store._waiting.scheduled[QUEUE]) == 3
 
 
 async def test_a_claim_first_promotes_what_has_become_due(rig: Rig, store: MemoryStore) -> None:
@@ -52,8 +52,8 @@ async def test_a_claim_first_promotes_what_has_become_due(rig: Rig, store: Memor
     later = await rig.add(delay=rig.steps(3))
     await rig.wait(1)
     assert await rig.claim_ids(await rig.session(), 9) == [due]
-    assert [entry[1] for entry in store._scheduled[QUEUE]] == [later]
-    assert store._due == {}
+    assert [entry[1] for entry in store._waiting.scheduled[QUEUE]] == [later]
+    assert store._waiting.due == {}
 
 
 async def test_a_future_job_of_high_priority_starves_nobody(rig: Rig) -> None:
@@ -71,7 +71,7 @@ async def test_empty_lanes_are_dropped(rig: Rig, store: MemoryStore) -> None:
     for share in range(50):
         await rig.add(share=f"s{share}")
     assert len(await rig.claim(await rig.session(), 50)) == 50
-    assert store._due == {}
+    assert store._waiting.due == {}
 
 
 # Cancelled entries.
@@ -82,7 +82,7 @@ async def test_heaps_are_compacted_after_many_cancels(rig: Rig, store: MemorySto
     for _ in range(20):
         await rig.store.request_cancel(await rig.add_many(50, delay=rig.steps(100)))
         await rig.store.request_cancel(await rig.add_many(50, priority=9))
-    entries = sum(map(len, store._due.values())) + sum(map(len, store._scheduled.values()))
+    entries = sum(map(len, store._waiting.due.values())) + sum(map(len, store._waiting.scheduled.values()))
     assert entries <= 2 * len(kept) + 100
     assert await rig.claim_ids(await rig.session()) == kept
 
@@ -93,7 +93,7 @@ async def test_the_depth_stays_true_through_a_compaction(rig: Rig, store: Memory
     await rig.add_many(kept)
     for _ in range(300):
         await rig.store.request_cancel([await rig.add()])
-        assert sum(store._depth.values()) == kept
+        assert sum(store._waiting.depth.values()) == kept
     new = [rig.new(), rig.new()]
     answers = await store.insert(new, limits={QUEUE: DepthLimit(max_depth=kept + 1)})
     assert [answer.status for answer in answers] == [InsertStatus.CREATED, InsertStatus.FULL]
@@ -326,5 +326,5 @@ async def test_nothing_is_left_of_what_was_pruned(rig: Rig, store: MemoryStore) 
     await rig.harness.age_closed_sessions(2 * 3600)
     while await store.prune(7):
         pass
-    assert (store._jobs, store._keys, store._sessions, store._due) == ({}, {}, {}, {})
+    assert (store._jobs, store._keys, store._sessions, store._waiting.due) == ({}, {}, {}, {})
     assert not store._held

@@ -1,13 +1,12 @@
 """The engine in this process's memory: the reference implementation, the oracle of the random tests, and the store
 for small programs that can afford to lose their jobs with the process.
 
-Two kinds of heaps hold the ready jobs: one per lane for what is due, one per queue for what is scheduled. Claiming
-first promotes what has become due. Every method takes one lock; nothing here awaits while holding it.
+Two kinds of heaps hold the ready jobs (`waiting.py`): what is due, and what is scheduled. Claiming first promotes what
+has become due. Every method takes one lock; nothing here awaits while holding it.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
 from collections import defaultdict
@@ -24,11 +23,12 @@ from holdfast.errors import (
     QueueClosed,
     SessionClosed,
 )
-from holdfast.job import ENDED, Job, JobId, Lease, NewJob, Reason, SessionId, State, check_whole
-from holdfast.lanes import Lane, draw, serving_order
+from holdfast.job import ENDED, Job, JobId, Lease, NewJob, Reason, SessionId, State, check_whole, enqueued
+from holdfast.lanes import draw, serving_order
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
 from holdfast.ports import SYSTEM, Ports
 from holdfast.store import (
+    CLOSED_SESSION_KEPT,
     Beat,
     CancelAnswer,
     Checkpoint,
@@ -43,12 +43,8 @@ from holdfast.store import (
     Session,
     SessionView,
 )
+from holdfast.stores.waiting import WaitingJobs
 from holdfast.stores.wakeups import WakeupHub, queues_fed
-
-_CLOSED_SESSION_KEPT = 3600 * 1_000_000
-
-_Entry = tuple[int, JobId]
-"""Due time and id: a lane's order."""
 
 
 class Snapshot(TypedDict):
@@ -80,11 +76,7 @@ class MemoryStore:
 
     def _clear(self) -> None:
         self._jobs: dict[JobId, Job] = {}
-        self._due: dict[Lane, list[_Entry]] = {}
-        self._scheduled: defaultdict[str, list[_Entry]] = defaultdict(list)
-        self._entries: dict[JobId, _Entry] = {}
-        self._abandoned_entries = 0
-        self._depth: defaultdict[str, int] = defaultdict(int)
+        self._waiting = WaitingJobs()
         self._held: defaultdict[SessionId, dict[JobId, None]] = defaultdict(dict)
         self._sessions: dict[SessionId, SessionView] = {}
         self._keys: dict[tuple[str, str], _HeldKey] = {}
@@ -125,7 +117,7 @@ class MemoryStore:
         with self._changed:
             while True:
                 now = self._clock.now()
-                next_due = self._next_due([queue for queue in queues if queue not in self._paused])
+                next_due = self._waiting.next_due([queue for queue in queues if queue not in self._paused])
                 if next_due is not None and next_due <= now:
                     return True
                 left = deadline - self._clock.monotonic()
@@ -208,49 +200,21 @@ class MemoryStore:
         limit = (limits or {}).get(new.queue, DepthLimit())
         if limits is not None and self._room(new.queue, limit) < 1:
             return Inserted(new.id, InsertStatus.FULL)
-        job = Job(
-            id=new.id,
-            task=new.task,
-            payload=new.payload,
-            task_version=new.task_version,
-            queue=new.queue,
-            share=new.share,
-            priority=new.priority,
-            state=State.READY,
-            reason=Reason.ENQUEUED,
-            run_at=now + new.delay if new.run_at is None else max(new.run_at, now),
-            created_at=now,
-            version=0,
-            session_id=None,
-            attempt=0,
-            failures=0,
-            crashes=0,
-            snoozes=0,
-            suspect=False,
-            cancel_asked=False,
-            max_retries=new.max_retries,
-            retention=new.retention,
-            key=new.key,
-            correlation_id=new.correlation_id,
-            claimed_at=None,
-            ended_at=None,
-            failure_history=b"",
-            result=None,
-            progress=None,
-        )
+        job = enqueued(new, now)
         if new.key:
             self._keys[new.queue, new.key.text] = _HeldKey(new.key.payload_hash, new.id, now + new.key.window)
-        self._line_up(job, now)
+        self._jobs[job.id] = job
+        self._waiting.add(job, now)
         return Inserted(
             new.id,
             InsertStatus.CREATED,
-            deep=limit.warn_depth is not None and self._depth[new.queue] >= limit.warn_depth,
+            deep=limit.warn_depth is not None and self._waiting.depth[new.queue] >= limit.warn_depth,
         )
 
     def _room(self, queue: str, limit: DepthLimit) -> float:
         """How many more jobs the queue may take."""
-        in_queue = math.inf if limit.max_depth is None else limit.max_depth - self._depth[queue]
-        in_all = math.inf if self._capacity is None else self._capacity - sum(self._depth.values())
+        in_queue = math.inf if limit.max_depth is None else limit.max_depth - self._waiting.depth[queue]
+        in_all = math.inf if self._capacity is None else self._capacity - sum(self._waiting.depth.values())
         return min(in_queue, in_all)
 
     def _key_holder(self, queue: str, key: str, now: int) -> _HeldKey | None:
@@ -266,60 +230,6 @@ class MemoryStore:
     ) -> list[Inserted]:
         """Always refused: memory has no transactions to share."""
         raise ForeignConnection("the memory store has no transactions; use SQLite, PostgreSQL or MySQL for connection=")
-
-    # The two kinds of heaps.
-
-    def _line_up(self, job: Job, now: int) -> None:
-        """Store a ready job and put it into the heap where it belongs."""
-        self._jobs[job.id] = job
-        self._depth[job.queue] += 1
-        entry = self._entries[job.id] = (job.run_at, job.id)
-        if job.run_at <= now:
-            lane = Lane(job.queue, job.priority, job.share)
-            heapq.heappush(self._due.setdefault(lane, []), entry)
-        else:
-            heapq.heappush(self._scheduled[job.queue], entry)
-
-    def _take_from_line(self, job: Job, *, leaves_entry: bool) -> None:
-        """Account for a job that is ready no longer. A cancelled one leaves its heap entry behind, to be skipped."""
-        self._depth[job.queue] -= 1
-        del self._entries[job.id]
-        if leaves_entry:
-            self._abandoned_entries += 1
-            if self._abandoned_entries > sum(self._depth.values()) + 64:
-                self._rebuild_heaps()
-
-    def _rebuild_heaps(self) -> None:
-        now = self._clock.now()
-        self._due.clear()
-        self._scheduled.clear()
-        self._depth.clear()
-        self._entries.clear()
-        self._abandoned_entries = 0
-        for job in [job for job in self._jobs.values() if job.state is State.READY]:
-            self._line_up(job, now)
-
-    def _current(self, entry: _Entry) -> Job | None:
-        """The job that a heap entry stands for, unless it was abandoned."""
-        return self._jobs[entry[1]] if self._entries.get(entry[1]) is entry else None
-
-    def _promote(self, queue: str, now: int) -> None:
-        scheduled = self._scheduled[queue]
-        while scheduled and scheduled[0][0] <= now:
-            entry = heapq.heappop(scheduled)
-            if job := self._current(entry):
-                heapq.heappush(self._due.setdefault(Lane(queue, job.priority, job.share), []), entry)
-
-    def _next_due(self, queues: Collection[str]) -> int | None:
-        heaps = [heap for lane, heap in self._due.items() if lane.queue in queues]
-        heaps += [self._scheduled[queue] for queue in queues]
-        return min((heap[0][0] for heap in heaps if self._has_jobs(heap)), default=None)
-
-    def _has_jobs(self, heap: list[_Entry]) -> bool:
-        """Whether anything but abandoned entries is in the heap. Drops those that lie on top."""
-        while heap and not self._current(heap[0]):
-            heapq.heappop(heap)
-        return bool(heap)
 
     # Sessions.
 
@@ -389,23 +299,12 @@ class MemoryStore:
             jobs: list[Job] = []
             queues = [queue for queue in request.queues if queue not in self._paused]
             for queue in queues:
-                self._promote(queue, now)
-                lanes = [lane for lane, heap in self._due.items() if lane.queue == queue and self._has_jobs(heap)]
-                groups = serving_order(lanes, request.turn)
-                jobs += draw(groups, request.limit - len(jobs), self._pull)
+                self._waiting.promote(queue, now)
+                groups = serving_order(self._waiting.lanes(queue), request.turn)
+                jobs += draw(groups, request.limit - len(jobs), self._waiting.pull)
             claimed = tuple(self._hand_over(job, request.session_id, now) for job in jobs)
-            next_due = now if len(claimed) == request.limit else self._next_due(queues)
+            next_due = now if len(claimed) == request.limit else self._waiting.next_due(queues)
             return Claimed(claimed, now, None if next_due is None else next_due - now)
-
-    def _pull(self, lane: Lane, most: int) -> list[Job]:
-        heap = self._due.get(lane, [])
-        pulled: list[Job] = []
-        while heap and len(pulled) < most:
-            if job := self._current(heapq.heappop(heap)):
-                pulled.append(job)
-        if not heap:
-            self._due.pop(lane, None)
-        return pulled
 
     def _hand_over(self, job: Job, session_id: SessionId, now: int) -> Job:
         claimed = replace(
@@ -417,7 +316,6 @@ class MemoryStore:
             claimed_at=now,
             progress=None,
         )
-        self._take_from_line(job, leaves_entry=False)
         self._jobs[job.id] = claimed
         self._held[session_id][job.id] = None
         return claimed
@@ -473,14 +371,13 @@ class MemoryStore:
             run_at=job.run_at if move.delay is None else now + move.delay,
             ended_at=None if goes_back else now,
         )
-        if goes_back:
-            self._line_up(moved, now)
-        else:
-            self._jobs[job.id] = moved
         if job.state is State.READY:
-            self._take_from_line(job, leaves_entry=True)
+            self._waiting.remove(job, now)
         elif job.state is State.IN_FLIGHT:
             self._let_go(job)
+        if goes_back:
+            self._waiting.add(moved, now)
+        self._jobs[job.id] = moved
         for following in move.then:
             self._insert_one(following, now, None)
         return Applied.APPLIED
@@ -559,7 +456,7 @@ class MemoryStore:
             sessions = [
                 session.id
                 for session in self._sessions.values()
-                if not session.open and session.beat_at + _CLOSED_SESSION_KEPT <= now and session.id not in self._held
+                if not session.open and session.beat_at + CLOSED_SESSION_KEPT <= now and session.id not in self._held
             ]
             over: list[tuple[dict[Any, Any], object]] = [(self._jobs, job_id) for job_id in jobs]
             over += [(self._keys, place) for place in keys]

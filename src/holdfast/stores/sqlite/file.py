@@ -12,6 +12,7 @@ import sqlite3
 from pathlib import Path
 
 from holdfast.errors import StoreReplaced, StoreUnavailable, UnsafeStore
+from holdfast.ports import Clock
 
 NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -33,6 +34,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "davfs",
     ]
 )
+_PAUSE_BETWEEN_TRIES = 0.003
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "glusterfs", "davfs", "smbnetfs", "blobfuse", "ceph")
 
@@ -81,8 +83,28 @@ def create_private(path: Path) -> None:
         ) from error
 
 
-def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """An open connection with our settings. Any thread may use it, one at a time: callers hold a lock."""
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether somebody else was in the way, so that trying again helps."""
+    return (getattr(error, "sqlite_errorname", "") or "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def connect(path: Path, *, durable: bool, timeout: float, clock: Clock) -> sqlite3.Connection:
+    """An open connection with our settings. Any thread may use it, one at a time: callers hold a lock.
+
+    Whoever opens a new file first, or closes it last, has it to himself for a moment. SQLite's own waiting is of no
+    use then: where two wait for each other it refuses one at once.
+    """
+    deadline = clock.monotonic() + timeout
+    while True:
+        try:
+            return _connect(path, durable=durable)
+        except sqlite3.Error as error:
+            if not is_busy(error) or clock.monotonic() >= deadline:
+                raise
+        clock.pause(_PAUSE_BETWEEN_TRIES)
+
+
+def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path,
         timeout=0,  # waiting for the lock is ours to do: see `writer.py`
@@ -92,7 +114,6 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
     )
     try:
         for pragma in (
-            "busy_timeout = 5000",  # several processes may switch a new file to WAL at once
             "journal_mode = WAL",
             # FULL: a commit returns when the disk has it. NORMAL survives a crash of the process, not a power cut.
             f"synchronous = {'FULL' if durable else 'NORMAL'}",
@@ -100,7 +121,6 @@ def connect(path: Path, *, durable: bool) -> sqlite3.Connection:
             "cell_size_check = ON",
             "temp_store = MEMORY",
             "cache_size = -65536",
-            "busy_timeout = 0",
         ):
             connection.execute(f"PRAGMA {pragma}")
         mode = connection.execute("PRAGMA journal_mode").fetchone()[0]

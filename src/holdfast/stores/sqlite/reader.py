@@ -29,8 +29,10 @@ class Reader:
         self.calls = CallThread(self._serve, name="holdfast-sqlite-reader", timeout=timeout, ports=ports)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = connect(self._path, durable=True)
+        connection = connect(self._path, durable=True, timeout=self._timeout, clock=self._clock)
         connection.execute("PRAGMA query_only = ON")
+        # No writer is ever in the way, only somebody who repairs the log after a crash or closes the file as the last.
+        connection.execute(f"PRAGMA busy_timeout = {round(self._timeout * 1000)}")
         # A query that walks millions of rows is stopped at its deadline; SQLite asks this every so many steps.
         connection.set_progress_handler(self._too_late, _STEPS_BETWEEN_CHECKS)
         return connection

@@ -18,7 +18,7 @@ from typing import TypeVar
 from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.sqlite.calls import Call, CallThread, reply
-from holdfast.stores.sqlite.file import FileIdentity, connect
+from holdfast.stores.sqlite.file import FileIdentity, connect, is_busy
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def store_error(error: sqlite3.Error, path: Path, *, committing: bool = False) -
     what = f"SQLite says {error} ({code or 'no code'}) for {path}"
     if code.startswith("SQLITE_FULL"):
         return StoreUnavailable(f"{what}: the disk is full. Nothing was written; free some space and try again")
-    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+    if is_busy(error):
         return Busy(f"{what}: another process is writing. Nothing was written; try again")
     if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return StoreUnavailable(f"{what}: check the permissions of the file and its folder")
@@ -56,7 +56,7 @@ class Writer:
         self._clock = ports.clock
         self._lock = threading.RLock()  # only its owner can release it: see `_alone`
         self._durable = durable
-        self._connection = connect(path, durable=durable)
+        self._connection = connect(path, durable=durable, timeout=timeout, clock=self._clock)
         self._connected = True
         self._identity = FileIdentity(path)
         self._closed = False
@@ -64,7 +64,16 @@ class Writer:
 
     def peek(self, verb: Callable[[sqlite3.Connection], T]) -> T:
         """Run a verb that only reads, on this thread, without waiting for whoever writes."""
-        return self._alone(lambda: verb(self._connection), self._clock.monotonic() + self._timeout)
+
+        def attempt() -> tuple[T] | sqlite3.Error:
+            try:
+                return (verb(self._connection),)
+            except sqlite3.Error as error:
+                if is_busy(error):
+                    return error
+                raise
+
+        return self._patiently(attempt, self._clock.monotonic() + self._timeout)
 
     def run(self, verb: Callable[[sqlite3.Connection], T]) -> T:
         """Run the verb in a transaction of its own, on this thread. It is on disk when this returns."""
@@ -74,7 +83,7 @@ class Writer:
             raise store_error(error, self._path) from error
 
     def _in_transaction(self, work: Callable[[], T], deadline: float) -> T:
-        """What `work` answers, after its commit. While another process writes, this waits and keeps nobody out."""
+        """What `work` answers, after its commit."""
 
         def attempt() -> tuple[T] | sqlite3.Error:
             busy = self._begin()
@@ -84,6 +93,10 @@ class Writer:
             self._commit()
             return (answer,)
 
+        return self._patiently(attempt, deadline)
+
+    def _patiently(self, attempt: Callable[[], tuple[T] | sqlite3.Error], deadline: float) -> T:
+        """What the attempt answers that is not kept out by another process. Between two, nobody else is kept out."""
         tries = 0
         while isinstance(done := self._alone(attempt, deadline), sqlite3.Error):
             if self._clock.monotonic() >= deadline:
@@ -128,7 +141,7 @@ class Writer:
         if not self._connected:
             self._identity.check_file()  # SQLite would make a new file where the old one was deleted
             try:
-                self._connection = connect(self._path, durable=self._durable)
+                self._connection = connect(self._path, durable=self._durable, timeout=self._timeout, clock=self._clock)
             except sqlite3.Error as error:
                 raise store_error(error, self._path) from error
             self._identity.forget_side_files()
@@ -139,10 +152,9 @@ class Writer:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            failure = store_error(error, self._path)
-            if isinstance(failure, Busy):
+            if is_busy(error):
                 return error
-            raise failure from error
+            raise store_error(error, self._path) from error
         self._identity.check()
         return None
 
