@@ -213,14 +213,14 @@ class _Waiting:
         self.looks = 0
         self.answer: bool | None = None
         self._began = threading.Event()
-        look: Callable[..., int | None] = store._next_due
+        look: Callable[..., int | None] = store._waiting.next_due
 
         def counted(queues: list[str]) -> int | None:
             self.looks += 1
             self._began.set()
             return look(queues)
 
-        store._next_due = counted  # type: ignore[method-assign, assignment]
+        store._waiting.next_due = counted  # type: ignore[method-assign, assignment]
         self._thread = threading.Thread(target=self._wait, args=(store, queues, timeout))
         self._thread.start()
         assert self._began.wait(SOON)
