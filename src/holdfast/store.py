@@ -187,7 +187,9 @@ class Store(Protocol):
         limits: Mapping[str, DepthLimit] | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> list[Inserted]:
-        """Add jobs as `ready`, due at `max(run_at, now)` or at `now + delay`, in the order given. One answer each.
+        """Add jobs as `ready`, due at `max(run_at, now)` or at `now + delay` (`job.due_at`). One answer each.
+
+        Within a lane they are served by due time, those of one microsecond by id: ids of one process rise.
 
         A job whose id is in the store, in any state, is `existing`: an unknown insert is safely repeated (an id is used
         in one queue only; what happens to one used in two is not defined). A key is
@@ -278,7 +280,10 @@ class Store(Protocol):
         """Stop or resume claims from a queue. What is in flight goes on."""
 
     async def prune(self, limit: int) -> int:
-        """Remove up to `limit` rows whose time is over (ended jobs, keys, closed empty sessions). How many it was."""
+        """Remove up to `limit` rows whose time is over (ended jobs, keys, closed empty sessions). How many it was.
+
+        A key outlives its pruned job until its window ends: a repeated call still gets that job's id.
+        """
 
     async def forget(self, job_ids: Sequence[JobId]) -> int:
         """Remove ended jobs, dead letters included, for good. How many it was. Live jobs are left alone."""

@@ -53,7 +53,7 @@ async def test_task_and_payload_are_enough(store: SqliteStore, path: Path) -> No
     assert (job.key, job.correlation_id, job.failure_history, job.progress) == (None, None, b"", None)
     assert (job.suspect, job.cancel_asked) == (False, False)
     for moment in (job.created_at, job.run_at):
-        assert before - 1_000 <= moment <= after + 1_000  # its clock has milliseconds
+        assert before - 2_000 <= moment <= after + 1_000  # its clock has milliseconds, cut and not rounded
     assert await finish(store, [job]) == ["applied"]
     ended = await store.get(job.id)
     assert ended is not None
@@ -150,7 +150,7 @@ async def test_run_at_is_obeyed(store: SqliteStore, path: Path) -> None:
     enqueue(path, run_at=now - HOUR, task="at.once")
     claimed = await store.claim(ClaimRequest(session_id=await open_session(store), queues=("default",), limit=10))
     assert [job.task for job in claimed.jobs] == ["at.once"]
-    assert claimed.jobs[0].run_at >= now - 1000  # as for everybody: due at its insert, not before those that waited
+    assert claimed.jobs[0].run_at >= now - 2000  # as for everybody: due at its insert, not before those that waited
     [waiting] = (await store.find(JobQuery(task="later"))).jobs
     assert waiting.run_at == now + HOUR
 

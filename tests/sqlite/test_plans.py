@@ -211,15 +211,15 @@ def test_standings(recorder: Recorder, count: int) -> None:
 
 
 def test_held_and_beat(recorder: Recorder) -> None:
-    assert len(VERBS.held(recorder, "s0")) == 200
+    assert len(VERBS.queries.held(recorder, "s0")) == 200
     assert VERBS.beat(recorder, "s0", NOW).held == 200
     for sql, plan in recorder.plans:
         require(plan, *([HELD] if "FROM holdfast_live" in sql else []))
 
 
 def test_lost(recorder: Recorder) -> None:
-    assert len(VERBS.lost(recorder, 1000, None)) == 200
-    assert len(VERBS.lost(recorder, 1000, "dead")) == 200
+    assert len(VERBS.queries.lost(recorder, 1000, None)) == 200
+    assert len(VERBS.queries.lost(recorder, 1000, "dead")) == 200
     for _, plan in recorder.plans:
         require(plan, r"(SCAN|SEARCH) holdfast_live USING (COVERING )?INDEX holdfast_held")
 
@@ -238,7 +238,7 @@ def test_prune(recorder: Recorder) -> None:
 @pytest.mark.xfail(reason="SQLite takes the primary key for the order, and walks through all history")
 @pytest.mark.parametrize("cursor", [None, "ffff"])
 def test_find_failed(recorder: Recorder, cursor: str | None) -> None:
-    page = VERBS.find(recorder, JobQuery(states=(State.FAILED,), limit=20, cursor=cursor))
+    page = VERBS.queries.find(recorder, JobQuery(states=(State.FAILED,), limit=20, cursor=cursor))
     assert len(page.jobs) == 20
     [(_, plan)] = recorder.plans
     assert any("USING INDEX holdfast_dead" in line for line in plan), plan
@@ -246,14 +246,14 @@ def test_find_failed(recorder: Recorder, cursor: str | None) -> None:
 
 
 def test_newest_jobs_come_without_sorting(recorder: Recorder) -> None:
-    VERBS.find(recorder, JobQuery(limit=20))
+    VERBS.queries.find(recorder, JobQuery(limit=20))
     for _, plan in recorder.plans:
         assert not any("TEMP B-TREE" in line for line in plan), plan
 
 
 def test_single_jobs(recorder: Recorder) -> None:
     job = job_of(recorder, "ready")
-    assert VERBS.get(recorder, job.id) is not None
+    assert VERBS.queries.get(recorder, job.id) is not None
     VERBS.insert(recorder, [new_job()], NOW, {})
     VERBS.insert(recorder, new_jobs(3), NOW, {"default": DepthLimit(max_depth=100_000)})
     VERBS.note(recorder, job_of(recorder).lease, b"1")
@@ -276,9 +276,9 @@ def test_a_claim_is_not_misled_by_old_statistics(stale: Recorder) -> None:
 @pytest.mark.parametrize(
     "verb",
     [
-        lambda db: VERBS.held(db, "s0"),
+        lambda db: VERBS.queries.held(db, "s0"),
         lambda db: VERBS.beat(db, "s0", NOW),
-        lambda db: VERBS.lost(db, 100, None),
+        lambda db: VERBS.queries.lost(db, 100, None),
         lambda db: VERBS.prune(db, LATER, 100),
         lambda db: VERBS.insert(db, new_jobs(2), NOW, {"default": DepthLimit(max_depth=100_000)}),
     ],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from holdfast.errors import ForeignConnection
-from holdfast.stores.sqlite.verbs import Cursor
+from holdfast.stores.sqlite.database import Cursor
 
 T = TypeVar("T")
 

@@ -41,7 +41,7 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 T = TypeVar("T")
 
 _WATCH_INTERVAL = 0.005
-_IDLE_WATCH_INTERVAL = 0.02
+_IDLE_WATCH_INTERVAL = 0.025
 _LOOKS_UNTIL_IDLE = 50
 _LOOKS_WITHOUT_WAITER = 20
 """How often the watcher looks: while others commit, and after so many looks in which nobody did. It ends when so many
@@ -236,11 +236,11 @@ class SqliteStore:
 
     async def held(self, session_id: SessionId) -> list[Job]:
         """See `Store.held`."""
-        return await self._read(lambda db: self._verbs.held(db, session_id))
+        return await self._read(lambda db: self._verbs.queries.held(db, session_id))
 
     async def sessions(self) -> list[SessionView]:
         """See `Store.sessions`."""
-        return await self._read(self._verbs.sessions)
+        return await self._read(self._verbs.queries.sessions)
 
     async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
         """See `Store.close_session`."""
@@ -271,7 +271,7 @@ class SqliteStore:
 
     async def lost(self, limit: int, *, session_id: SessionId | None = None) -> list[Job]:
         """See `Store.lost`."""
-        return await self._read(lambda db: self._verbs.lost(db, limit, session_id))
+        return await self._read(lambda db: self._verbs.queries.lost(db, limit, session_id))
 
     # Operators and keepers.
 
@@ -296,19 +296,19 @@ class SqliteStore:
 
     async def get(self, job_id: JobId) -> Job | None:
         """See `Store.get`."""
-        return await self._read(lambda db: self._verbs.get(db, job_id))
+        return await self._read(lambda db: self._verbs.queries.get(db, job_id))
 
     async def find(self, query: JobQuery) -> Page:
         """See `Store.find`."""
-        return await self._read(lambda db: self._verbs.find(db, query))
+        return await self._read(lambda db: self._verbs.queries.find(db, query))
 
     async def counts(self) -> list[QueueCounts]:
         """See `Store.counts`."""
-        return await self._read(lambda db: self._verbs.counts(db, self._clock.now()))
+        return await self._read(lambda db: self._verbs.queries.counts(db, self._clock.now()))
 
     async def checkpoint(self, queue: str, name: str) -> str | None:
         """See `Store.checkpoint`."""
-        return await self._read(lambda db: self._verbs.checkpoint(db, queue, name))
+        return await self._read(lambda db: self._verbs.queries.checkpoint(db, queue, name))
 
     async def now(self) -> int:
         """See `Store.now`. The engine is embedded, so its clock is this machine's."""

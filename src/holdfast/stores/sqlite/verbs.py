@@ -1,4 +1,4 @@
-"""What each verb of the port does inside one open write transaction. No locking, no clocks, no threads here.
+"""What each verb that writes does inside one open write transaction. No locking, no clocks, no threads here.
 
 A write transaction of SQLite excludes every other writer, so a guard that is read and a row that is then written
 belong to one atomic step. The same functions serve the writer's connection and a caller's own.
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.errors import CheckpointConflict, InvalidOption, SessionClosed
-from holdfast.job import ENDED, Job, JobId, Key, Lease, NewJob, SessionId, State
+from holdfast.job import ENDED, Job, JobId, Key, Lease, NewJob, SessionId, State, due_at
 from holdfast.lanes import Lane, draw, serving_order
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
 from holdfast.store import (
+    CLOSED_SESSION_KEPT,
     Beat,
     CancelAnswer,
     Checkpoint,
@@ -26,14 +27,11 @@ from holdfast.store import (
     DepthLimit,
     Inserted,
     InsertStatus,
-    JobQuery,
-    Page,
-    QueueCounts,
     Session,
-    SessionView,
 )
+from holdfast.stores.sqlite.database import Database, marks
+from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.rows import (
-    ENDED_COLUMNS,
     IDENTITY,
     LIVE_AS_ENDED,
     job_from_row,
@@ -41,34 +39,13 @@ from holdfast.stores.sqlite.rows import (
     state_of,
 )
 
-CLOSED_SESSION_KEPT = 3600 * 1_000_000
-
-
-class Cursor(Protocol):
-    """What a statement gives back."""
-
-    @property
-    def rowcount(self) -> int: ...
-    def fetchone(self) -> Any: ...
-    def fetchall(self) -> list[Any]: ...
-
-
-class Database(Protocol):
-    """A connection with an open transaction: sqlite3's own, or a caller's behind an adapter."""
-
-    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor: ...
-    def executemany(self, sql: str, parameters: Iterable[Sequence[Any]], /) -> Cursor: ...
-
-
-def _marks(count: int) -> str:
-    return ",".join("?" * count)
-
 
 class Verbs:
     """The statements for one namespace."""
 
     def __init__(self, namespace: str) -> None:
         ns = self._ns = namespace
+        self.queries = Queries(namespace)
         new_row = f"""
             INSERT INTO {ns}_live ({IDENTITY}, state, reason, run_at, version, attempt, failures, crashes, snoozes,
                                    suspect, cancel_asked, failure_history)
@@ -143,7 +120,7 @@ class Verbs:
     def _require_checkpoint(self, db: Database, jobs: Sequence[NewJob], checkpoint: Checkpoint) -> None:
         if any(job.queue != checkpoint.queue for job in jobs):
             raise InvalidOption(f"with a checkpoint, every job must be of its queue {checkpoint.queue!r}")
-        if self.checkpoint(db, checkpoint.queue, checkpoint.name) != checkpoint.was:
+        if self.queries.checkpoint(db, checkpoint.queue, checkpoint.name) != checkpoint.was:
             raise CheckpointConflict(
                 f"checkpoint {checkpoint.name!r} of queue {checkpoint.queue!r} was moved by another process; "
                 f"read it again and go on from there"
@@ -162,7 +139,7 @@ class Verbs:
         known = {
             row[0]
             for table in ("live", "ended")
-            for row in db.execute(f"SELECT id FROM {self._ns}_{table} WHERE id IN ({_marks(len(ids))})", ids).fetchall()
+            for row in db.execute(f"SELECT id FROM {self._ns}_{table} WHERE id IN ({marks(len(ids))})", ids).fetchall()
         }
         depth = {
             queue: self._ready_in(db, queue, limit)
@@ -218,7 +195,7 @@ class Verbs:
             key and key.window,
             job.correlation_id,
             now,
-            now + job.delay if job.run_at is None else max(job.run_at, now),
+            due_at(job, now),
         )
 
     @staticmethod
@@ -275,32 +252,6 @@ class Verbs:
         ).fetchall()
         return Beat(open=True, held=len(held), cancel=tuple(job_id for job_id, cancel_asked in held if cancel_asked))
 
-    def held(self, db: Database, session_id: SessionId) -> list[Job]:
-        """See `Store.held`."""
-        rows = db.execute(
-            f"SELECT {LIVE_AS_ENDED} FROM {self._ns}_live WHERE state = 'in_flight' AND session_id = ?", (session_id,)
-        ).fetchall()
-        return [job_from_row(row) for row in rows]
-
-    def sessions(self, db: Database) -> list[SessionView]:
-        """See `Store.sessions`."""
-        rows = db.execute(
-            f"SELECT id, beat, open, opened_at, beat_at, host, pid, queues FROM {self._ns}_sessions"
-        ).fetchall()
-        return [
-            SessionView(
-                id=row[0],
-                beat=row[1],
-                open=bool(row[2]),
-                opened_at=row[3],
-                beat_at=row[4],
-                host=row[5],
-                pid=row[6],
-                queues=tuple(filter(None, row[7].split(","))),
-            )
-            for row in rows
-        ]
-
     def close_session(self, db: Database, session_id: SessionId, if_beat: int | None, now: int) -> bool:
         """See `Store.close_session`."""
         return bool(
@@ -314,7 +265,7 @@ class Verbs:
     def _open_among(self, db: Database, session_ids: Iterable[SessionId | None]) -> set[SessionId]:
         ids = [session_id for session_id in set(session_ids) if session_id]
         rows = db.execute(
-            f"SELECT id FROM {self._ns}_sessions WHERE open AND id IN ({_marks(len(ids))})", ids
+            f"SELECT id FROM {self._ns}_sessions WHERE open AND id IN ({marks(len(ids))})", ids
         ).fetchall()
         return {row[0] for row in rows}
 
@@ -324,7 +275,7 @@ class Verbs:
         """See `Store.claim`."""
         if not self._open_among(db, [request.session_id]):
             raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
-        paused = self._paused(db)
+        paused = self.queries.paused(db)
 
         def pull(lane: Lane, most: int) -> list[Job]:
             rows = db.execute(
@@ -355,9 +306,6 @@ class Verbs:
         while row:
             yield Lane(queue, row[0], row[1]), row[2]
             row = db.execute(self._next_lane, (queue, row[0], row[1])).fetchone()
-
-    def _paused(self, db: Database) -> set[str]:
-        return {row[0] for row in db.execute(f"SELECT queue FROM {self._ns}_paused").fetchall()}
 
     def apply(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
         """See `Store.apply`."""
@@ -435,7 +383,7 @@ class Verbs:
             if missing:
                 rows += db.execute(
                     f"""SELECT id, state, reason, version, session_id, cancel_asked, key, key_hash, key_window
-                        FROM {self._ns}_{table} WHERE id IN ({_marks(len(missing))})""",
+                        FROM {self._ns}_{table} WHERE id IN ({marks(len(missing))})""",
                     missing,
                 ).fetchall()
                 there = {row[0] for row in rows}
@@ -477,18 +425,7 @@ class Verbs:
         ).rowcount
         if written:
             return Applied.APPLIED
-        return Applied.STALE if self.get(db, lease.job_id) else Applied.GONE
-
-    def lost(self, db: Database, limit: int, session_id: SessionId | None) -> list[Job]:
-        """See `Store.lost`."""
-        rows = db.execute(
-            f"""SELECT {LIVE_AS_ENDED} FROM {self._ns}_live
-                WHERE state = 'in_flight' AND (?1 IS NULL OR session_id = ?1)
-                  AND session_id NOT IN (SELECT id FROM {self._ns}_sessions WHERE open)
-                LIMIT ?2""",
-            (session_id, limit),
-        ).fetchall()
-        return [job_from_row(row) for row in rows]
+        return Applied.STALE if self.queries.get(db, lease.job_id) else Applied.GONE
 
     # Operators and keepers.
 
@@ -496,7 +433,7 @@ class Verbs:
         """See `Store.request_cancel`."""
         answers = []
         for job_id in job_ids:
-            job = self.get(db, job_id)
+            job = self.queries.get(db, job_id)
             if job is None:
                 answers.append(CancelAnswer.GONE)
             elif job.state is State.READY:
@@ -542,78 +479,9 @@ class Verbs:
     def forget(self, db: Database, job_ids: Sequence[JobId]) -> int:
         """See `Store.forget`."""
         rows = db.execute(
-            f"DELETE FROM {self._ns}_ended WHERE id IN ({_marks(len(job_ids))}) RETURNING queue, state",
+            f"DELETE FROM {self._ns}_ended WHERE id IN ({marks(len(job_ids))}) RETURNING queue, state",
             job_ids,
         ).fetchall()
         gone = Counter((row[0], row[1]) for row in rows)
         db.executemany(self._add_to_total, [(queue, state, -jobs) for (queue, state), jobs in gone.items()])
         return len(rows)
-
-    # Reading.
-
-    def get(self, db: Database, job_id: JobId) -> Job | None:
-        """See `Store.get`."""
-        row = db.execute(
-            f"""SELECT {LIVE_AS_ENDED} FROM {self._ns}_live WHERE id = ?1
-                UNION ALL SELECT {ENDED_COLUMNS} FROM {self._ns}_ended WHERE id = ?1""",
-            (job_id,),
-        ).fetchone()
-        return job_from_row(row) if row else None
-
-    def find(self, db: Database, query: JobQuery) -> Page:
-        """See `Store.find`."""
-        wanted = set(query.states or State)
-        conditions, values = [], []
-        for column, value in (
-            ("queue =", query.queue),
-            ("task =", query.task),
-            ("correlation_id =", query.correlation_id),
-            ("id <", query.cursor),
-        ):
-            if value is not None:
-                conditions.append(f"{column} ?")
-                values.append(value)
-        found: list[Job] = []
-        for table, columns, states in (
-            ("live", LIVE_AS_ENDED, wanted - ENDED),
-            ("ended", ENDED_COLUMNS, wanted & ENDED),
-        ):
-            if states:
-                # Spelled out, not bound: SQLite uses a partial index only for a constant that it can see.
-                among = ",".join(f"'{state.value}'" for state in sorted(states))
-                where = " AND ".join([f"state IN ({among})", *conditions])
-                rows = db.execute(
-                    f"SELECT {columns} FROM {self._ns}_{table} WHERE {where} ORDER BY id DESC LIMIT ?",
-                    (*values, query.limit + 1),
-                ).fetchall()
-                found += map(job_from_row, rows)
-        found.sort(key=lambda job: job.id, reverse=True)
-        page = tuple(found[: query.limit])
-        return Page(page, page[-1].id if len(found) > query.limit else None)
-
-    def counts(self, db: Database, now: int) -> list[QueueCounts]:
-        """See `Store.counts`."""
-        tally: dict[str, dict[str, int]] = {queue: {} for queue in self._paused(db)}
-        for queue, state, jobs in db.execute(
-            f"SELECT queue, state, jobs FROM {self._ns}_totals WHERE jobs > 0"
-        ).fetchall():
-            tally.setdefault(queue, {})[state] = jobs
-        for queue, jobs in db.execute(
-            f"SELECT queue, count(*) FROM {self._ns}_live WHERE state = 'in_flight' GROUP BY queue"
-        ).fetchall():
-            tally.setdefault(queue, {})["in_flight"] = jobs
-        for queue, ready, scheduled in db.execute(
-            f"""SELECT queue, count(*) FILTER (WHERE run_at <= ?1), count(*) FILTER (WHERE run_at > ?1)
-                FROM {self._ns}_live WHERE state = 'ready' GROUP BY queue""",
-            (now,),
-        ).fetchall():
-            tally.setdefault(queue, {}).update(ready=ready, scheduled=scheduled)
-        paused = self._paused(db)
-        return [QueueCounts(queue=queue, paused=queue in paused, **tally[queue]) for queue in sorted(tally)]
-
-    def checkpoint(self, db: Database, queue: str, name: str) -> str | None:
-        """See `Store.checkpoint`."""
-        row = db.execute(
-            f"SELECT value FROM {self._ns}_checkpoints WHERE queue = ? AND name = ?", (queue, name)
-        ).fetchone()
-        return row[0] if row else None

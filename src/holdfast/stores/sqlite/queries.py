@@ -1,0 +1,126 @@
+"""What each verb that only reads asks the database. They see one snapshot each and never wait for a writer."""
+
+# The only names ever put into SQL text are the namespace, which is checked, and our own constants.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from holdfast.job import ENDED, Job, JobId, SessionId, State
+from holdfast.store import JobQuery, Page, QueueCounts, SessionView
+from holdfast.stores.sqlite.database import Database
+from holdfast.stores.sqlite.rows import ENDED_COLUMNS, LIVE_AS_ENDED, job_from_row
+
+
+class Queries:
+    """The statements for one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self._ns = namespace
+
+    def get(self, db: Database, job_id: JobId) -> Job | None:
+        """See `Store.get`."""
+        row = db.execute(
+            f"""SELECT {LIVE_AS_ENDED} FROM {self._ns}_live WHERE id = ?1
+                UNION ALL SELECT {ENDED_COLUMNS} FROM {self._ns}_ended WHERE id = ?1""",
+            (job_id,),
+        ).fetchone()
+        return job_from_row(row) if row else None
+
+    def find(self, db: Database, query: JobQuery) -> Page:
+        """See `Store.find`."""
+        wanted = set(query.states or State)
+        conditions, values = [], []
+        for column, value in (
+            ("queue =", query.queue),
+            ("task =", query.task),
+            ("correlation_id =", query.correlation_id),
+            ("id <", query.cursor),
+        ):
+            if value is not None:
+                conditions.append(f"{column} ?")
+                values.append(value)
+        found: list[Job] = []
+        for table, columns, states in (
+            ("live", LIVE_AS_ENDED, wanted - ENDED),
+            ("ended", ENDED_COLUMNS, wanted & ENDED),
+        ):
+            if states:
+                # Spelled out, not bound: SQLite uses a partial index only for a constant that it can see.
+                among = ",".join(f"'{state.value}'" for state in sorted(states))
+                where = " AND ".join([f"state IN ({among})", *conditions])
+                rows = db.execute(
+                    f"SELECT {columns} FROM {self._ns}_{table} WHERE {where} ORDER BY id DESC LIMIT ?",
+                    (*values, query.limit + 1),
+                ).fetchall()
+                found += map(job_from_row, rows)
+        found.sort(key=lambda job: job.id, reverse=True)
+        page = tuple(found[: query.limit])
+        return Page(page, page[-1].id if len(found) > query.limit else None)
+
+    def counts(self, db: Database, now: int) -> list[QueueCounts]:
+        """See `Store.counts`."""
+        tally: dict[str, dict[str, int]] = {queue: {} for queue in self.paused(db)}
+        for queue, state, jobs in db.execute(
+            f"SELECT queue, state, jobs FROM {self._ns}_totals WHERE jobs > 0"
+        ).fetchall():
+            tally.setdefault(queue, {})[state] = jobs
+        for queue, jobs in db.execute(
+            f"SELECT queue, count(*) FROM {self._ns}_live WHERE state = 'in_flight' GROUP BY queue"
+        ).fetchall():
+            tally.setdefault(queue, {})["in_flight"] = jobs
+        for queue, ready, scheduled in db.execute(
+            f"""SELECT queue, count(*) FILTER (WHERE run_at <= ?1), count(*) FILTER (WHERE run_at > ?1)
+                FROM {self._ns}_live WHERE state = 'ready' GROUP BY queue""",
+            (now,),
+        ).fetchall():
+            tally.setdefault(queue, {}).update(ready=ready, scheduled=scheduled)
+        paused = self.paused(db)
+        return [QueueCounts(queue=queue, paused=queue in paused, **tally[queue]) for queue in sorted(tally)]
+
+    def checkpoint(self, db: Database, queue: str, name: str) -> str | None:
+        """See `Store.checkpoint`."""
+        row = db.execute(
+            f"SELECT value FROM {self._ns}_checkpoints WHERE queue = ? AND name = ?", (queue, name)
+        ).fetchone()
+        return row[0] if row else None
+
+    def held(self, db: Database, session_id: SessionId) -> list[Job]:
+        """See `Store.held`."""
+        rows = db.execute(
+            f"SELECT {LIVE_AS_ENDED} FROM {self._ns}_live WHERE state = 'in_flight' AND session_id = ?", (session_id,)
+        ).fetchall()
+        return [job_from_row(row) for row in rows]
+
+    def sessions(self, db: Database) -> list[SessionView]:
+        """See `Store.sessions`."""
+        rows = db.execute(
+            f"SELECT id, beat, open, opened_at, beat_at, host, pid, queues FROM {self._ns}_sessions"
+        ).fetchall()
+        return [
+            SessionView(
+                id=row[0],
+                beat=row[1],
+                open=bool(row[2]),
+                opened_at=row[3],
+                beat_at=row[4],
+                host=row[5],
+                pid=row[6],
+                queues=tuple(filter(None, row[7].split(","))),
+            )
+            for row in rows
+        ]
+
+    def lost(self, db: Database, limit: int, session_id: SessionId | None) -> list[Job]:
+        """See `Store.lost`."""
+        rows = db.execute(
+            f"""SELECT {LIVE_AS_ENDED} FROM {self._ns}_live
+                WHERE state = 'in_flight' AND (?1 IS NULL OR session_id = ?1)
+                  AND session_id NOT IN (SELECT id FROM {self._ns}_sessions WHERE open)
+                LIMIT ?2""",
+            (session_id, limit),
+        ).fetchall()
+        return [job_from_row(row) for row in rows]
+
+    def paused(self, db: Database) -> set[str]:
+        """The queues that nobody may claim from."""
+        return {row[0] for row in db.execute(f"SELECT queue FROM {self._ns}_paused").fetchall()}
