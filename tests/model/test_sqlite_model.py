@@ -15,6 +15,7 @@ from holdfast.lifecycle import Applied, Move, Standing, judge
 from holdfast.ports import Ports
 from holdfast.store import CancelAnswer, InsertStatus, Store
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.verbs import Verbs
 from tests.model.machine import StoreModel
 
@@ -56,7 +57,7 @@ def keys_are_never_freed(patch: pytest.MonkeyPatch) -> None:
 
 
 def pauses_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Verbs, "_paused", lambda *args: set())
+    patch.setattr(Queries, "paused", lambda *args: set())
 
 
 @pytest.mark.parametrize("sabotage", [no_token, keys_are_never_freed, pauses_are_ignored])

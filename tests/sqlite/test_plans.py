@@ -162,7 +162,6 @@ def test_claim(recorder: Recorder) -> None:
         require(plan)
 
 
-@pytest.mark.xfail(reason="SQLite hops from lane to lane by (priority, share) > (?, ?) only through every job between")
 def test_a_claim_reads_no_more_than_it_takes(tmp_path: Path) -> None:
     """Measured, not explained: the steps of SQLite's machine do not grow with the queue."""
 
@@ -235,7 +234,6 @@ def test_prune(recorder: Recorder) -> None:
         require(plan)
 
 
-@pytest.mark.xfail(reason="SQLite takes the primary key for the order, and walks through all history")
 @pytest.mark.parametrize("cursor", [None, "ffff"])
 def test_find_failed(recorder: Recorder, cursor: str | None) -> None:
     page = VERBS.queries.find(recorder, JobQuery(states=(State.FAILED,), limit=20, cursor=cursor))
@@ -272,7 +270,6 @@ def test_a_claim_is_not_misled_by_old_statistics(stale: Recorder) -> None:
         require(plan)
 
 
-@pytest.mark.xfail(reason="nothing but the statistics tells SQLite to use these indexes: INDEXED BY would")
 @pytest.mark.parametrize(
     "verb",
     [

@@ -32,8 +32,13 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "ocfs2",
         "gfs2",
         "davfs",
+        "vboxsf",
+        "vmhgfs",
+        "prl_fs",
     ]
 )
+OLDEST_SQLITE = (3, 37)
+"""STRICT tables."""
 _PAUSE_BETWEEN_TRIES = 0.003
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "glusterfs", "davfs", "smbnetfs", "blobfuse", "ceph")
@@ -105,6 +110,10 @@ def connect(path: Path, *, durable: bool, timeout: float, clock: Clock) -> sqlit
 
 
 def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise UnsafeStore(
+            f"SQLite {sqlite3.sqlite_version} is too old: this store needs {'.'.join(map(str, OLDEST_SQLITE))} or newer"
+        )
     connection = sqlite3.connect(
         path,
         timeout=0,  # waiting for the lock is ours to do: see `writer.py`

@@ -19,6 +19,7 @@ from holdfast.lanes import Lane, draw, serving_order
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
 from holdfast.store import (
     CLOSED_SESSION_KEPT,
+    MOST_PER_CALL,
     Beat,
     CancelAnswer,
     Checkpoint,
@@ -53,10 +54,13 @@ class Verbs:
         self._insert_fresh = new_row
         self._insert_unless_there = f"""{new_row}
             WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1) ON CONFLICT (id) DO NOTHING"""
-        lane = f"FROM {ns}_live WHERE state = 'ready' AND queue = ?"
+        # INDEXED BY, here and below: without statistics, or with old ones, SQLite may prefer to walk through the table.
+        lane = f"FROM {ns}_live INDEXED BY {ns}_lanes WHERE state = 'ready' AND queue = ?"
         first = "ORDER BY priority, share, run_at LIMIT 1"
         self._first_lane = f"SELECT priority, share, run_at {lane} {first}"
-        self._next_lane = f"SELECT priority, share, run_at {lane} AND (priority, share) > (?, ?) {first}"
+        # Two hops: for (priority, share) > (?, ?) SQLite would read every job of the priority.
+        self._next_share = f"SELECT priority, share, run_at {lane} AND priority = ? AND share > ? {first}"
+        self._next_priority = f"SELECT priority, share, run_at {lane} AND priority > ? {first}"
         self._lane_head = f"SELECT run_at {lane} AND priority = ? AND share = ? ORDER BY run_at LIMIT 1"
         self._claim_from_lane = f"""
             UPDATE {ns}_live SET state = 'in_flight', reason = 'claimed', session_id = ?, version = version + 1,
@@ -206,8 +210,9 @@ class Verbs:
         """The queue's depth, counted no further than its limits ask."""
         enough = max(limit.max_depth or 0, limit.warn_depth or 0) + 1
         row = db.execute(
-            f"""SELECT count(*) FROM
-                (SELECT 1 FROM {self._ns}_live WHERE state = 'ready' AND queue = ? LIMIT ?)""",
+            f"""SELECT count(*) FROM (
+                SELECT 1 FROM {self._ns}_live INDEXED BY {self._ns}_lanes WHERE state = 'ready' AND queue = ? LIMIT ?
+            )""",
             (queue, enough),
         ).fetchone()
         return int(row[0])
@@ -247,7 +252,8 @@ class Verbs:
         if not beaten:
             return Beat(open=False, held=0, cancel=())
         held = db.execute(
-            f"SELECT id, cancel_asked FROM {self._ns}_live WHERE state = 'in_flight' AND session_id = ?",
+            f"""SELECT id, cancel_asked FROM {self._ns}_live INDEXED BY {self._ns}_held
+                WHERE state = 'in_flight' AND session_id = ?""",
             (session_id,),
         ).fetchall()
         return Beat(open=True, held=len(held), cancel=tuple(job_id for job_id, cancel_asked in held if cancel_asked))
@@ -305,7 +311,10 @@ class Verbs:
         row = db.execute(self._first_lane, (queue,)).fetchone()
         while row:
             yield Lane(queue, row[0], row[1]), row[2]
-            row = db.execute(self._next_lane, (queue, row[0], row[1])).fetchone()
+            row = (
+                db.execute(self._next_share, (queue, row[0], row[1])).fetchone()
+                or db.execute(self._next_priority, (queue, row[0])).fetchone()
+            )
 
     def apply(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
         """See `Store.apply`."""
@@ -456,8 +465,9 @@ class Verbs:
     def prune(self, db: Database, now: int, limit: int) -> int:
         """See `Store.prune`."""
         ids = db.execute(
-            f"SELECT id FROM {self._ns}_ended WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT ?",
-            (now, limit),
+            f"""SELECT id FROM {self._ns}_ended INDEXED BY {self._ns}_expiring
+                WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT ?""",
+            (now, min(limit, MOST_PER_CALL)),
         ).fetchall()
         pruned = self.forget(db, [row[0] for row in ids])
         for table, keys, over in (
@@ -466,7 +476,7 @@ class Verbs:
                 "sessions",
                 "id",
                 f"NOT open AND beat_at <= {now - CLOSED_SESSION_KEPT} AND id NOT IN "
-                f"(SELECT session_id FROM {self._ns}_live WHERE state = 'in_flight')",
+                f"(SELECT session_id FROM {self._ns}_live INDEXED BY {self._ns}_held WHERE state = 'in_flight')",
             ),
         ):
             pruned += db.execute(
