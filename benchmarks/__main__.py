@@ -6,13 +6,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import sqlite_backlog, sqlite_enqueue
 
-BENCHMARKS: dict[str, Callable[[Path], Iterator[dict[str, object]]]] = {
+BENCHMARKS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "sqlite-enqueue": sqlite_enqueue.run,
     "sqlite-backlog": sqlite_backlog.run,
 }
@@ -27,7 +28,7 @@ def main() -> int:
     unknown = set(options.names) - set(BENCHMARKS)
     if unknown:
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; known are {', '.join(BENCHMARKS)}")
-    results = []
+    results: list[dict[str, Any]] = []
     for name in options.names or BENCHMARKS:
         with tempfile.TemporaryDirectory() as folder:
             for result in BENCHMARKS[name](Path(folder)):
@@ -36,19 +37,22 @@ def main() -> int:
                     print(json.dumps(result), flush=True)
     if not options.json:
         _print_table(results)
-    return 0 if all(float(str(result["ratio"])) >= float(str(result["target"])) for result in results) else 1
+    return 0 if all(_reached(result) for result in results) else 1
 
 
-def _print_table(results: list[dict[str, object]]) -> None:
+def _reached(result: dict[str, Any]) -> bool:
+    return result["target"] is None or result["ratio"] >= result["target"]
+
+
+def _print_table(results: list[dict[str, Any]]) -> None:
     table = Table("benchmark", "Holdfast", "reference", "ratio", "target")
     for result in results:
-        ratio, target = float(str(result["ratio"])), float(str(result["target"]))
         table.add_row(
-            str(result["benchmark"]),
+            result["benchmark"],
             f"{result['ours']:,.0f} {result['unit']}",
             f"{result['reference']:,.0f} {result['unit']}",
-            f"[{'green' if ratio >= target else 'red'}]{ratio:.2f}",
-            f"≥ {target}",
+            f"[{'green' if _reached(result) else 'red'}]{result['ratio']:.2f}",
+            "" if result["target"] is None else f"≥ {result['target']}",
         )
     Console().print(table)
 

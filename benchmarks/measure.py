@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-ROUNDS = 5
+ROUNDS = 9
 
 
 def rate(work: Callable[[], int]) -> float:

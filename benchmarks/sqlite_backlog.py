@@ -8,10 +8,11 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.progress import Progress
 
-from benchmarks.measure import interleaved
+from benchmarks.measure import ROUNDS, interleaved
 from holdfast.job import NewJob
 from holdfast.lifecycle import Applied, Succeeded, settle
 from holdfast.policy import RetryPolicy
@@ -61,7 +62,7 @@ def _finish_all(path: Path) -> None:
     connection.close()
 
 
-def _worker(store: SqliteStore, *, refill: bool) -> Callable[[], int]:
+def _worker(store: SqliteStore) -> Callable[[], int]:
     async def work() -> None:
         request = ClaimRequest(session_id="bench", queues=("bench",), limit=BATCH)
         for _ in range(JOBS // BATCH):
@@ -75,26 +76,18 @@ def _worker(store: SqliteStore, *, refill: bool) -> Callable[[], int]:
         return JOBS
 
     asyncio.run(store.open_session(Session(id="bench")))
-    if refill:
-        store.insert_blocking(_new_jobs(1_000))
     return measured
 
 
-def run(folder: Path, count: int = 1_000_000) -> Iterator[dict[str, object]]:
+def run(folder: Path, count: int = 1_000_000) -> Iterator[dict[str, Any]]:
     """One result: rates and their ratio."""
     with Progress(transient=True) as progress:
         crowd(folder / "crowded.db", count, progress)
     crowded = SqliteStore(folder / "crowded.db")
     empty = SqliteStore(folder / "empty.db")
-    in_crowded = _worker(crowded, refill=False)
-    in_empty = _worker(empty, refill=False)
-
-    def filled_before(measured: Callable[[], int], store: SqliteStore) -> Callable[[], int]:
-        for _ in range(0, 5 * JOBS, 1_000):
-            store.insert_blocking(_new_jobs(1_000))
-        return measured
-
-    rates = interleaved({"empty": filled_before(in_empty, empty), "crowded": in_crowded})
+    for _ in range(0, ROUNDS * JOBS, 1_000):
+        empty.insert_blocking(_new_jobs(1_000))
+    rates = interleaved({"empty": _worker(empty), "crowded": _worker(crowded)})
     crowded.close()
     empty.close()
     yield {

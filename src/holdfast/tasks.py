@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import cached_property
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
@@ -111,43 +112,26 @@ class TaskSpec(msgspec.Struct, frozen=True):
         return inspect.iscoroutinefunction(self.function)
 
 
-def prepare(
-    spec: TaskSpec,
-    call: CallOptions,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    settings: Settings,
-    ports: Ports,
-) -> NewJob:
-    """The new job for one call: arguments bound, encoded and checked, options resolved. No I/O."""
+def resolved(spec: TaskSpec, call: CallOptions, settings: Settings) -> dict[str, Any]:
+    """The fields of a new job that are the same for every call with these options."""
     task = spec.options
-    payload = spec.signature.encode(spec.signature.bind(args, kwargs), settings.jobs.max_payload)
-    delay, run_at = _due(call, ports)
-    priority = next(
-        choice for choice in (call.priority, task.priority, settings.queues.default_priority) if choice is not None
-    )
-    retention = next(
-        choice for choice in (call.retention, task.retention, settings.jobs.retention) if choice is not None
-    )
-    retries = next(
-        choice for choice in (call.max_retries, task.max_retries, settings.jobs.max_retries) if choice is not None
-    )
-    return NewJob(
-        id=ports.ids.job_id(),
-        task=spec.name,
-        payload=payload,
-        task_version=task.version,
-        queue=task.queue if call.queue is None else call.queue,
-        share=task.share if call.share is None else call.share,
-        priority=settings.queues.priority(priority),
-        delay=delay,
-        run_at=run_at,
-        max_retries=retries,
+    priority = _first_given(call.priority, task.priority, settings.queues.default_priority)
+    retention = _first_given(call.retention, task.retention, settings.jobs.retention)
+    return {
+        "task": spec.name,
+        "task_version": task.version,
+        "queue": _first_given(call.queue, task.queue),
+        "share": _first_given(call.share, task.share),
+        "priority": settings.queues.priority(priority),
+        "max_retries": _first_given(call.max_retries, task.max_retries, settings.jobs.max_retries),
         # A minute at least: a call that is repeated because its reply was lost must still find the job.
-        retention=microseconds(max(_seconds("retention", retention, least=0), _LEAST_RETENTION)),
-        key=_key(spec, call, payload, settings),
-        correlation_id=call.correlation_id,
-    )
+        "retention": microseconds(max(_seconds("retention", retention, least=0), _LEAST_RETENTION)),
+        "correlation_id": call.correlation_id,
+    }
+
+
+def _first_given(*choices: Any) -> Any:
+    return next(choice for choice in choices if choice is not None)
 
 
 def _seconds(what: str, seconds: float, *, least: float) -> float:
@@ -209,9 +193,23 @@ class Enqueuer(Generic[P, R]):
         return self._prepare(args, kwargs)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedJob[R]:
-        client = self._client
-        new = prepare(self.spec, self._call, args, kwargs, client.settings, client.ports)
-        return PreparedJob(new, self.spec.signature)
+        """The job for one call: arguments bound, encoded and checked, options resolved. No I/O."""
+        signature, settings, ports = self.spec.signature, self._client.settings, self._client.ports
+        payload = signature.encode(signature.bind(args, kwargs), settings.jobs.max_payload)
+        delay, run_at = _due(self._call, ports)
+        new = NewJob(
+            id=ports.ids.job_id(),
+            payload=payload,
+            delay=delay,
+            run_at=run_at,
+            key=_key(self.spec, self._call, payload, settings),
+            **self._resolved,
+        )
+        return PreparedJob(new, signature)
+
+    @cached_property
+    def _resolved(self) -> dict[str, Any]:
+        return resolved(self.spec, self._call, self._client.settings)
 
     def options(
         self,

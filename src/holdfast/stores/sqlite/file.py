@@ -11,7 +11,7 @@ import re
 import sqlite3
 from pathlib import Path
 
-from holdfast.errors import StoreReplaced, StoreUnavailable, UnsafeStore
+from holdfast.errors import StoreError, StoreReplaced, StoreUnavailable, UnsafeStore
 from holdfast.ports import Clock
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -40,6 +40,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 OLDEST_SQLITE = (3, 37)
 """STRICT tables."""
 _PAUSE_BETWEEN_TRIES = 0.003
+_SAME_TIME_POSSIBLE = 100_000
+"""Microseconds. File systems stamp changes with a clock that ticks every few milliseconds."""
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _NETWORK_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "glusterfs", "davfs", "smbnetfs", "blobfuse", "ceph")
 
@@ -141,46 +143,122 @@ def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
     return connection
 
 
+class _ByName:
+    """A file, recognised by the name that Linux gives for a descriptor of it: a deleted or moved one has another.
+
+    Not by `stat`: asking for the times of the log makes the kernel write them anew with the next commit, which costs a
+    quarter of an insert. A path-only descriptor holds none of SQLite's locks, so closing it releases none.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        self._link = f"/proc/self/fd/{self._descriptor}"
+        self._name = os.readlink(self._link)
+
+    def is_the_same(self) -> bool:
+        return os.readlink(self._link) == self._name
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _ByNumber:
+    """A file, recognised by its device and inode: for systems without /proc."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._number = self._look()
+
+    def _look(self) -> tuple[int, int]:
+        status = os.stat(self._path)
+        return status.st_dev, status.st_ino
+
+    def is_the_same(self) -> bool:
+        return self._look() == self._number
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+_Recognised = _ByName if os.path.exists("/proc/self/fd") and hasattr(os, "O_PATH") else _ByNumber
+
+
 class FileIdentity:
     """Notices that the database file, its log or its index is no longer the one that was opened."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock) -> None:
         self._path = str(path)
-        self._file_id = self._identity(self._path)
-        self._side_ids: dict[str, tuple[int, int] | None] = {}
-        self.forget_side_files()
+        self._folder = str(path.parent)
+        self._folder_checked: tuple[int, int, int, int] | None = None
+        self._clock = clock
+        self._file = self._recognise(self._path)
+        self._side_files: dict[str, _ByName | _ByNumber] = {}
 
-    def _identity(self, path: str) -> tuple[int, int]:
+    def _recognise(self, path: str) -> _ByName | _ByNumber:
         try:
-            status = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise StoreReplaced(
+            return _Recognised(path)
+        except OSError as error:
+            raise self._missing(path, error) from error
+
+    def _check(self, path: str, known: _ByName | _ByNumber) -> None:
+        try:
+            if known.is_the_same():
+                return
+        except OSError as error:
+            raise self._missing(path, error) from error
+        if not os.path.lexists(path):
+            raise self._missing(path, FileNotFoundError())
+        raise StoreReplaced(
+            f"{path} was replaced by another file while it was open. Nothing more is written to the old one: restart "
+            f"the process to use the new one, and make backups with SQLite's backup API"
+        )
+
+    @staticmethod
+    def _missing(path: str, error: OSError) -> StoreError:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return StoreReplaced(
                 f"{path} was deleted while it was open. Nothing more is written to it, since it would be lost: "
                 f"restore the file and restart the process"
-            ) from None
-        except OSError as error:
-            raise StoreUnavailable(f"cannot look at {path}: {error.strerror}; nothing was written") from error
-        return status.st_dev, status.st_ino
+            )
+        return StoreUnavailable(f"cannot look at {path}: {error.strerror}; nothing was written")
 
     def forget_side_files(self) -> None:
         """SQLite makes its side files anew when it opens the file again: take whatever is there then."""
-        self._side_ids = {f"{self._path}-wal": None, f"{self._path}-shm": None}
+        for known in self._side_files.values():
+            known.close()
+        self._side_files = {}
+        self._folder_checked = None
 
     def check_file(self) -> None:
         """`StoreReplaced` if the database file itself was deleted or exchanged."""
-        if self._identity(self._path) != self._file_id:
-            raise StoreReplaced(
-                f"{self._path} was replaced by another file while it was open. Nothing more is written to the old "
-                f"one: restart the process to use the new one, and make backups with SQLite's backup API"
-            )
+        self._check(self._path, self._file)
 
     def check(self) -> None:
-        """`StoreReplaced` if a file was deleted or exchanged. Call it inside a write transaction, before writing."""
+        """`StoreReplaced` if a file was deleted or exchanged. Call it before every write.
+
+        No file of a folder can be deleted, moved or replaced without a trace in the folder's own times. So one look at
+        those is enough, unless they are so young that a second change might bear the same time.
+        """
+        try:
+            status = os.stat(self._folder)
+        except OSError as error:
+            raise self._missing(self._folder, error) from error
+        folder = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+        if folder == self._folder_checked:
+            return
+        self._check_files()
+        settled = self._clock.now() - max(status.st_mtime_ns, status.st_ctime_ns) // 1000
+        self._folder_checked = folder if settled > _SAME_TIME_POSSIBLE else None
+
+    def _check_files(self) -> None:
         self.check_file()
-        # The side files exist from the first transaction on, for as long as anybody has the file open.
-        for path, known in self._side_ids.items():
-            found = self._identity(path)
-            if known is None:
-                self._side_ids[path] = found
-            elif found != known:
-                raise StoreReplaced(f"{path} was replaced while it was open: restart the process")
+        if not self._side_files:
+            # They exist from the first transaction on, for as long as anybody has the file open.
+            self._side_files = {path: self._recognise(path) for path in (f"{self._path}-wal", f"{self._path}-shm")}
+        for path, known in self._side_files.items():
+            self._check(path, known)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.forget_side_files()
+        self._file.close()

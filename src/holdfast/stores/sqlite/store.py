@@ -24,6 +24,7 @@ from holdfast.store import (
     ClaimRequest,
     DepthLimit,
     Inserted,
+    InsertStatus,
     JobQuery,
     Page,
     QueueCounts,
@@ -194,8 +195,13 @@ class SqliteStore:
         self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
+        writer = self._open().writer
         try:
-            inserted = self._open().writer.run(lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
+            if len(jobs) == 1 and not limits and jobs[0].key is None:
+                written = writer.run_statement(*self._verbs.insert_plain(jobs[0], self._clock.now()))
+                inserted = [Inserted(jobs[0].id, InsertStatus.CREATED if written else InsertStatus.EXISTING)]
+            else:
+                inserted = writer.run(lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         self._hub.notify({job.queue for job in jobs})

@@ -108,11 +108,7 @@ class Verbs:
         """See `Store.insert`."""
         if checkpoint is not None:
             self._require_checkpoint(db, jobs, checkpoint)
-        if len(jobs) == 1 and not limits and jobs[0].key is None:
-            written = db.execute(self._insert_unless_there, self._new_row(jobs[0], now)).rowcount
-            answers = [Inserted(jobs[0].id, InsertStatus.CREATED if written else InsertStatus.EXISTING)]
-        else:
-            answers = self._insert_many(db, jobs, now, limits, all_or_none=checkpoint is not None)
+        answers = self._insert_many(db, jobs, now, limits, all_or_none=checkpoint is not None)
         if checkpoint is not None and not any(answer.status is InsertStatus.FULL for answer in answers):
             db.execute(
                 f"""INSERT INTO {self._ns}_checkpoints (queue, name, value) VALUES (?, ?, ?)
@@ -120,6 +116,10 @@ class Verbs:
                 (checkpoint.queue, checkpoint.name, checkpoint.now),
             )
         return answers
+
+    def insert_plain(self, job: NewJob, now: int) -> tuple[str, tuple[Any, ...]]:
+        """One statement that inserts a job without key or limits, unless its id is there: for a way without detours."""
+        return self._insert_unless_there, self._new_row(job, now)
 
     def _require_checkpoint(self, db: Database, jobs: Sequence[NewJob], checkpoint: Checkpoint) -> None:
         if any(job.queue != checkpoint.queue for job in jobs):
