@@ -161,6 +161,19 @@ class Client:
     def _accept(self, prepared: PreparedJob[R], inserted: Inserted) -> JobHandle[R]:
         """The handle for what the store answered, or the error that it stands for."""
         new, status = prepared.new, inserted.status
+        created = status is InsertStatus.CREATED
+        if not created:
+            self._refuse(new, inserted)
+        if inserted.deep:
+            warn_depth = (self.settings.queues.depth_limit(new.queue) or DepthLimit()).warn_depth or 0
+            tell(self._listener, QueueDeep(new.queue, warn_depth))
+        if self._listener is not ignore:
+            tell(self._listener, JobEnqueued(inserted.job_id, new.queue, new.task, created))
+        return JobHandle(self, inserted.job_id, new.task, prepared.signature, created=created)
+
+    def _refuse(self, new: NewJob, inserted: Inserted) -> None:
+        """Raise the error that the answer stands for, if it stands for one."""
+        status = inserted.status
         if status is InsertStatus.FULL:
             limit = self.settings.queues.depth_limit(new.queue)
             most = limit.max_depth if limit else None
@@ -174,12 +187,6 @@ class Client:
                 f"which has another payload",
                 inserted.job_id,
             )
-        created = status is InsertStatus.CREATED
-        if inserted.deep:
-            warn_depth = (self.settings.queues.depth_limit(new.queue) or DepthLimit()).warn_depth or 0
-            tell(self._listener, QueueDeep(new.queue, warn_depth))
-        tell(self._listener, JobEnqueued(inserted.job_id, new.queue, new.task, created))
-        return JobHandle(self, inserted.job_id, new.task, prepared.signature, created=created)
 
     # Reading.
 

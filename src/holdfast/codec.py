@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from holdfast.errors import InvalidOption, InvalidPayload, PayloadTooLarge, shown
 
@@ -113,6 +114,8 @@ class Signature:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, or `InvalidPayload` if they do not fit the handler's parameters."""
+        if len(args) == len(self._parameters) and not kwargs:
+            return dict(zip(self._positional, args, strict=False))  # the usual case, in one step
         if len(args) > len(self._positional):
             raise InvalidPayload(f"{self._name} takes {len(self._positional)} positional arguments, not {len(args)}")
         named = dict(zip(self._positional, args, strict=False))
@@ -153,12 +156,10 @@ class Signature:
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         """The keyword arguments for the handler, or `InvalidPayload` if they do not fit its annotations."""
-        arguments = _decode(self._decoder, payload)
-        return {
-            name: value
-            for name in arguments.__struct_fields__
-            if (value := getattr(arguments, name)) is not msgspec.UNSET
-        }
+        arguments = asdict(_decode(self._decoder, payload))
+        if len(self._required) == len(arguments):
+            return arguments
+        return {name: value for name, value in arguments.items() if value is not msgspec.UNSET}
 
     def decode_result(self, result: bytes) -> Any:
         """What the handler returned, by its own return annotation."""

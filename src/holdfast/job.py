@@ -6,10 +6,12 @@ Times are whole microseconds since 1970-01-01 UTC on the store's clock, duration
 from __future__ import annotations
 
 import re
+from copy import copy
 from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from holdfast.errors import InvalidOption, shown
 
@@ -146,6 +148,15 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         check_whole("retention in microseconds", self.retention, 0, LONGEST_DELAY)
         if self.correlation_id is not None:
             check_text("correlation_id", self.correlation_id, 256)
+
+
+def another(template: NewJob, job_id: JobId, payload: bytes, key: Key | None) -> NewJob:
+    """The template with an id of its own, another payload and its key. What was checked once is not checked again."""
+    new = copy(template)
+    force_setattr(new, "id", job_id)
+    force_setattr(new, "payload", payload)
+    force_setattr(new, "key", key)
+    return new
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

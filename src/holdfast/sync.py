@@ -21,9 +21,7 @@ T = TypeVar("T")
 
 def refuse_in_event_loop(name: str) -> None:
     """`CalledInEventLoop` if this thread runs an event loop, which a blocking call would stop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:
         return
     raise CalledInEventLoop(f"{name}() would block the running event loop: use `await a{name}(...)` instead")
 

@@ -19,7 +19,7 @@ from holdfast.client import Client, JobHandle, PreparedJob
 from holdfast.codec import Signature, payload_hash
 from holdfast.config import Settings
 from holdfast.errors import InvalidOption, UnknownTask, shown
-from holdfast.job import LONGEST_DELAY, MOST_RETRIES, Key, NewJob, check_name, check_text, check_whole
+from holdfast.job import LONGEST_DELAY, MOST_RETRIES, Key, NewJob, another, check_name, check_text, check_whole
 from holdfast.policy import Backoff, Exponential, FullJitter, Steps
 from holdfast.ports import Ports, microseconds
 
@@ -112,22 +112,27 @@ class TaskSpec(msgspec.Struct, frozen=True):
         return inspect.iscoroutinefunction(self.function)
 
 
-def resolved(spec: TaskSpec, call: CallOptions, settings: Settings) -> dict[str, Any]:
-    """The fields of a new job that are the same for every call with these options."""
+def template(spec: TaskSpec, call: CallOptions, settings: Settings, ports: Ports) -> NewJob:
+    """A job with everything that is the same for every call with these options, and without arguments."""
     task = spec.options
+    delay, run_at = _due(call, ports)
     priority = _first_given(call.priority, task.priority, settings.queues.default_priority)
     retention = _first_given(call.retention, task.retention, settings.jobs.retention)
-    return {
-        "task": spec.name,
-        "task_version": task.version,
-        "queue": _first_given(call.queue, task.queue),
-        "share": _first_given(call.share, task.share),
-        "priority": settings.queues.priority(priority),
-        "max_retries": _first_given(call.max_retries, task.max_retries, settings.jobs.max_retries),
+    return NewJob(
+        id=ports.ids.job_id(),
+        task=spec.name,
+        payload=b"{}",
+        task_version=task.version,
+        queue=_first_given(call.queue, task.queue),
+        share=_first_given(call.share, task.share),
+        priority=settings.queues.priority(priority),
+        delay=delay,
+        run_at=run_at,
+        max_retries=_first_given(call.max_retries, task.max_retries, settings.jobs.max_retries),
         # A minute at least: a call that is repeated because its reply was lost must still find the job.
-        "retention": microseconds(max(_seconds("retention", retention, least=0), _LEAST_RETENTION)),
-        "correlation_id": call.correlation_id,
-    }
+        retention=microseconds(max(_seconds("retention", retention, least=0), _LEAST_RETENTION)),
+        correlation_id=call.correlation_id,
+    )
 
 
 def _first_given(*choices: Any) -> Any:
@@ -193,23 +198,15 @@ class Enqueuer(Generic[P, R]):
         return self._prepare(args, kwargs)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedJob[R]:
-        """The job for one call: arguments bound, encoded and checked, options resolved. No I/O."""
-        signature, settings, ports = self.spec.signature, self._client.settings, self._client.ports
-        payload = signature.encode(signature.bind(args, kwargs), settings.jobs.max_payload)
-        delay, run_at = _due(self._call, ports)
-        new = NewJob(
-            id=ports.ids.job_id(),
-            payload=payload,
-            delay=delay,
-            run_at=run_at,
-            key=_key(self.spec, self._call, payload, settings),
-            **self._resolved,
-        )
-        return PreparedJob(new, signature)
+        """The job for one call: arguments bound, encoded and checked. No I/O."""
+        signature, client = self.spec.signature, self._client
+        payload = signature.encode(signature.bind(args, kwargs), client.settings.jobs.max_payload)
+        key = _key(self.spec, self._call, payload, client.settings)
+        return PreparedJob(another(self._template, client.ports.ids.job_id(), payload, key), signature)
 
     @cached_property
-    def _resolved(self) -> dict[str, Any]:
-        return resolved(self.spec, self._call, self._client.settings)
+    def _template(self) -> NewJob:
+        return template(self.spec, self._call, self._client.settings, self._client.ports)
 
     def options(
         self,

@@ -736,11 +736,15 @@ class BrokenCommits:
         return getattr(self._connection, name)
 
     def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
-        if sql == "COMMIT":
+        if self.commits(sql):
             if self._take_effect:
-                self._connection.execute(sql)
+                self._connection.execute(sql, parameters)
             raise sqlite_error("SQLITE_IOERR_FSYNC")
         return self._connection.execute(sql, parameters)
+
+    def commits(self, sql: str) -> bool:
+        """A COMMIT, or a statement that is a transaction of its own."""
+        return sql == "COMMIT" or ("INSERT INTO" in sql and not self._connection.in_transaction)
 
 
 @contextlib.contextmanager
@@ -796,7 +800,7 @@ async def test_a_failed_commit_that_surely_wrote_nothing_says_so(store: SqliteSt
 
     class Full(BrokenCommits):
         def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
-            if sql == "COMMIT":
+            if self.commits(sql):
                 raise sqlite_error("SQLITE_FULL")
             return super().execute(sql, parameters)
 

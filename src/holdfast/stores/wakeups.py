@@ -41,10 +41,7 @@ class WakeupHub:
             return
         with self._lock:
             waiters = [waiter for waiter in self._waiters if queues is None or not waiter.queues.isdisjoint(queues)]
-        try:
-            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
+        here = asyncio._get_running_loop()
         for waiter in waiters:
             if waiter.loop is here:
                 waiter.event.set()

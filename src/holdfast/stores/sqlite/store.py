@@ -103,10 +103,10 @@ class SqliteStore:
 
     def _open(self) -> _Opened:
         opened = self._opened
-        if opened is not None and opened.process == os.getpid():
+        if opened is not None:  # after a fork it is None in the child: see below
             return opened
         with self._opening:
-            if self._opened is None or self._opened.process != os.getpid():
+            if self._opened is None:
                 self._opened = self._open_files()
             return self._opened
 
@@ -204,7 +204,8 @@ class SqliteStore:
                 inserted = writer.run(lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
-        self._hub.notify({job.queue for job in jobs})
+        if self._hub:
+            self._hub.notify({job.queue for job in jobs})
         return inserted
 
     def insert_on(

@@ -84,17 +84,19 @@ class Writer:
 
     def run_statement(self, sql: str, parameters: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own, on this thread: the shortest way. How many rows it wrote."""
-
-        def attempt() -> tuple[int] | sqlite3.Error:
-            self._identity.check()
-            try:
-                return (self._connection.execute(sql, parameters).rowcount,)
-            except sqlite3.Error as error:
-                if is_busy(error):
-                    return error
+        try:
+            if self._lock.acquire(timeout=self._timeout) and self._connected and not self._closed:
+                self._identity.check()
+                return self._connection.execute(sql, parameters).rowcount
+        except sqlite3.Error as error:
+            if not is_busy(error):
                 raise store_error(error, self._path, committing=True) from error
-
-        return self._patiently(attempt, self._clock.monotonic() + self._timeout)
+        finally:
+            try:  # noqa: SIM105  see `_alone`
+                self._lock.release()
+            except RuntimeError:
+                pass
+        return self.run(lambda connection: connection.execute(sql, parameters).rowcount)
 
     def _in_transaction(self, work: Callable[[], T], deadline: float) -> T:
         """What `work` answers, after its commit."""
