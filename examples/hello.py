@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast import Holdfast, Job, State
+from holdfast.codec import encode_result
 from holdfast.failures import capture
 from holdfast.lifecycle import Failed, Outcome, Succeeded, settle
 from holdfast.policy import RetryPolicy
@@ -42,7 +43,7 @@ async def run(job: Job) -> Outcome:
         result = await answer if spec.is_async else answer
     except Exception as error:
         return Failed(capture(error, at=SYSTEM.clock.now(), attempt=job.attempt + 1))
-    return Succeeded(repr(result).encode().replace(b"'", b'"') if result else b"null")
+    return Succeeded(encode_result(result))
 
 
 async def work_until_empty(store: Store) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from holdfast.client import Client, JobHandle, JobPage, PreparedJob
 from holdfast.config import Settings
+from holdfast.errors import InvalidOption, shown
 from holdfast.events import Listener, ignore
 from holdfast.job import JobId, State
 from holdfast.policy import Backoff
@@ -34,6 +35,12 @@ class Holdfast:
         on_event: Listener = ignore,
         ports: Ports = SYSTEM,
     ) -> None:
+        if not isinstance(store, str) and not hasattr(store, "insert_blocking"):
+            raise InvalidOption(
+                f"Holdfast takes a store URL such as 'sqlite:///jobs.db', or a store, not {shown(store)}"
+            )
+        if not isinstance(settings, Settings | None):
+            raise InvalidOption("settings must be a Settings value; Settings.parse makes one from dictionaries")
         self.store: Store = open_store(store, ports) if isinstance(store, str) else store
         self.settings = settings or Settings()
         self.tasks = Registry()
@@ -113,7 +120,7 @@ class Holdfast:
     async def afind(
         self,
         *,
-        states: Iterable[State | str] = (),
+        states: State | str | Iterable[State | str] = (),
         queue: str | None = None,
         task: str | None = None,
         correlation_id: str | None = None,
@@ -128,7 +135,7 @@ class Holdfast:
     def find(
         self,
         *,
-        states: Iterable[State | str] = (),
+        states: State | str | Iterable[State | str] = (),
         queue: str | None = None,
         task: str | None = None,
         correlation_id: str | None = None,
@@ -158,6 +165,14 @@ class Holdfast:
     def replay(self, job_id: JobId) -> JobHandle[Any]:
         """Blocking twin of `areplay`."""
         return self._client.portal.run("replay", self.areplay(job_id))
+
+    async def aforget(self, job_id: JobId) -> None:
+        """Remove a job that has ended, dead letter or not, for good."""
+        await self._client.forget(job_id)
+
+    def forget(self, job_id: JobId) -> None:
+        """Blocking twin of `aforget`."""
+        self._client.portal.run("forget", self.aforget(job_id))
 
     # Queues.
 

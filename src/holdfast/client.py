@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -96,34 +96,31 @@ class Client:
         return handle if handle.created else self.portal.run("enqueue", handle.look())
 
     async def enqueue_many(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
-        """Store many jobs, a thousand in one round trip. `PartlyRefused` if some were: the others are stored.
+        """Store many jobs, a thousand in one round trip, reading the calls as it goes.
 
-        When the store itself fails half-way, the positions after the last refused one were not tried.
+        `PartlyRefused` if some were refused (the others are stored), or if the store or the iterable failed after some
+        were stored: then it says at which position it stopped.
         """
-        results: list[JobHandle[R] | HoldfastError] = []
-        for chunk in _chunks(calls):
+        batch: _Batch[R] = _Batch(calls)
+        while chunk := batch.next_chunk():
             try:
                 answers = await self._insert([call.new for call in chunk], connection)
             except HoldfastError as error:
-                if not results:
-                    raise
-                raise _partly_refused([*results, *[error] * len(chunk)]) from error
-            results += self._accept_all(chunk, answers)
-        return _all_or_partly_refused(results)
+                batch.stop(error)
+            batch.add(self._accept_all(chunk, answers))
+        return batch.handles()
 
     def enqueue_many_blocking(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
         """The same on the calling thread, by the store's shortest way."""
         refuse_in_event_loop("enqueue_many")
-        results: list[JobHandle[R] | HoldfastError] = []
-        for chunk in _chunks(calls):
+        batch: _Batch[R] = _Batch(calls)
+        while chunk := batch.next_chunk():
             try:
                 answers = self._insert_blocking([call.new for call in chunk], connection)
             except HoldfastError as error:
-                if not results:
-                    raise
-                raise _partly_refused([*results, *[error] * len(chunk)]) from error
-            results += self._accept_all(chunk, answers)
-        return _all_or_partly_refused(results)
+                batch.stop(error)
+            batch.add(self._accept_all(chunk, answers))
+        return batch.handles()
 
     async def _insert(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
         if hasattr(connection, "run_sync"):  # SQLAlchemy's AsyncSession and AsyncConnection
@@ -177,14 +174,14 @@ class Client:
         if status is InsertStatus.FULL:
             limit = self.settings.queues.depth_limit(new.queue)
             most = limit.max_depth if limit else None
+            bound = "the capacity of the store" if most is None else f"max_depth={most}"
             raise QueueFull(
-                f"queue {new.queue!r} holds as many waiting jobs as it may"
-                f"{'' if most is None else f' (max_depth={most})'}: try again later, or add workers"
+                f"queue {new.queue!r} holds as many waiting jobs as it may ({bound}): try again later, or add workers"
             )
         if status is InsertStatus.KEY_CONFLICT:
             raise KeyConflict(
                 f"key {new.key.text if new.key else ''!r} of queue {new.queue!r} belongs to job {inserted.job_id}, "
-                f"which has another payload",
+                f"which has another task or payload",
                 inserted.job_id,
             )
 
@@ -194,7 +191,10 @@ class Client:
         """The job as the store has it, or `JobNotFound`."""
         job = await self._store.get(_check_id(job_id))
         if job is None:
-            raise JobNotFound(f"there is no job {shown(job_id)}: it never existed, or its retention ended")
+            raise JobNotFound(
+                f"there is no job {shown(job_id)}: it never existed, its retention ended, or the transaction that "
+                f"enqueues it has not committed yet"
+            )
         return job
 
     async def get(self, job_id: JobId) -> JobHandle[Any]:
@@ -205,7 +205,7 @@ class Client:
     async def find(
         self,
         *,
-        states: Iterable[State | str] = (),
+        states: State | str | Iterable[State | str] = (),
         queue: str | None = None,
         task: str | None = None,
         correlation_id: str | None = None,
@@ -214,7 +214,7 @@ class Client:
     ) -> JobPage:
         """Jobs that match, newest first. Pass a page's `next` as `cursor` for the page after it."""
         try:
-            wanted = tuple(State(state) for state in states)
+            wanted = tuple(State(state) for state in ([states] if isinstance(states, str) else states))
         except ValueError as error:
             raise InvalidOption(f"{error}; the states are {', '.join(State)}") from error
         for what, name in (("queue", queue), ("task", task)):
@@ -260,6 +260,12 @@ class Client:
                 tell(self._listener, JobReplayed(job_id, job.queue))
                 return await self.get(job_id)
             # Somebody replayed or removed it in between: look again.
+
+    async def forget(self, job_id: JobId) -> None:
+        """Remove a job that has ended, for good. `JobNotFound`, or `JobStillLive` if it has not ended."""
+        if not await self._store.forget([_check_id(job_id)]):
+            job = await self.load(job_id)
+            raise JobStillLive(f"job {job_id} is {job.state}; cancel it, or wait until it has ended, to forget it")
 
     async def pause(self, queue: str) -> None:
         """Stop claims from a queue. What is in flight goes on; enqueuing goes on."""
@@ -374,31 +380,67 @@ class JobHandle(Generic[R_co]):
         return f"<Job {self.id} {self.task} {self.state}>"
 
 
-def _chunks(calls: Iterable[PreparedJob[R]]) -> Iterator[list[PreparedJob[R]]]:
-    chunk: list[PreparedJob[R]] = []
-    size = 0
-    for call in calls:
-        if chunk and (len(chunk) == MOST_PER_CALL or size + len(call.new.payload) > MOST_BYTES_PER_CALL):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(call)
-        size += len(call.new.payload)
-    if chunk:
-        yield chunk
+class _Batch(Generic[R]):
+    """The calls of one `enqueue_many`, cut into chunks, and what became of them."""
+
+    def __init__(self, calls: Iterable[PreparedJob[R]]) -> None:
+        if not isinstance(calls, Iterable):
+            raise InvalidOption(f"enqueue_many takes an iterable of task.job(...), not {shown(calls)}")
+        self._calls = iter(calls)
+        self._left_over: PreparedJob[R] | None = None
+        self._results: list[JobHandle[R] | HoldfastError] = []
+
+    def next_chunk(self) -> list[PreparedJob[R]]:
+        """As many of the next calls as go into one insert; none at the end."""
+        chunk: list[PreparedJob[R]] = []
+        size = 0
+        while len(chunk) < MOST_PER_CALL:
+            call = self._left_over or self._read()
+            self._left_over = None
+            if call is None:
+                break
+            if chunk and size + len(call.new.payload) > MOST_BYTES_PER_CALL:
+                self._left_over = call
+                break
+            chunk.append(call)
+            size += len(call.new.payload)
+        return chunk
+
+    def _read(self) -> PreparedJob[R] | None:
+        try:
+            call = next(self._calls, None)
+            if call is not None and not isinstance(call, PreparedJob):
+                raise InvalidOption(f"enqueue_many takes what task.job(...) returns, not {shown(call)}")
+            return call
+        except Exception as error:
+            self.stop(error)
+
+    def add(self, results: Iterable[JobHandle[R] | HoldfastError]) -> None:
+        """Keep what became of a chunk."""
+        self._results += results
+
+    def stop(self, error: Exception) -> NoReturn:
+        """Raise the error itself if nothing has been stored, else say what has and where it stopped."""
+        if not self._results:
+            raise error
+        raise self._partly_refused(stopped_by=error) from error
+
+    def handles(self) -> list[JobHandle[R]]:
+        """The handles, if every call was accepted."""
+        if any(isinstance(result, HoldfastError) for result in self._results):
+            raise self._partly_refused()
+        return [handle for handle in self._results if isinstance(handle, JobHandle)]
+
+    def _partly_refused(self, stopped_by: Exception | None = None) -> PartlyRefused:
+        return PartlyRefused(
+            [handle for handle in self._results if isinstance(handle, JobHandle)],
+            {at: error for at, error in enumerate(self._results) if isinstance(error, HoldfastError)},
+            stopped_at=None if stopped_by is None else len(self._results),
+            stopped_by=stopped_by,
+        )
 
 
 def _check_id(job_id: JobId) -> JobId:
+    if isinstance(job_id, JobHandle):
+        raise InvalidOption(f"{job_id!r} is a handle: pass its id, or call its own method")
     return check_text("job id", job_id, 128)
-
-
-def _all_or_partly_refused(results: Sequence[JobHandle[R] | HoldfastError]) -> list[JobHandle[R]]:
-    if any(isinstance(result, HoldfastError) for result in results):
-        raise _partly_refused(results)
-    return [handle for handle in results if isinstance(handle, JobHandle)]
-
-
-def _partly_refused(results: Sequence[JobHandle[R] | HoldfastError]) -> PartlyRefused:
-    return PartlyRefused(
-        [handle for handle in results if isinstance(handle, JobHandle)],
-        {at: error for at, error in enumerate(results) if isinstance(error, HoldfastError)},
-    )

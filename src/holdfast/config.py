@@ -73,7 +73,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         check_whole("max_retries", self.max_retries, 0, 1_000)
         check_whole("max_payload", self.max_payload, 2, 64 * 1024 * 1024)
         for name, seconds, least in (("retention", self.retention, 0), ("key_window", self.key_window, 1e-6)):
-            if not least <= seconds <= 10 * 366 * 24 * 3600:
+            if not isinstance(seconds, int | float) or not least <= seconds <= 10 * 366 * 24 * 3600:
                 raise InvalidOption(f"{name} must be from {least} seconds to ten years, not {seconds!r}")
 
 

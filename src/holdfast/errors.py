@@ -101,16 +101,31 @@ class KeyConflict(HoldfastError):
 
 
 class PartlyRefused(HoldfastError):
-    """Some jobs of a batch were refused. `accepted` are in the queue; `refused` maps a position to its error."""
+    """Not every job of a batch was stored.
 
-    def __init__(self, accepted: Sequence[Any], refused: Mapping[int, HoldfastError]) -> None:
-        first = next(iter(refused))
-        super().__init__(
-            f"{len(refused)} of {len(accepted) + len(refused)} jobs were refused and the others accepted; "
-            f"first refusal, at position {first}: {refused[first]}"
-        )
+    `accepted` are in the queue. `refused` maps a position to its error. `stopped_at` is the position from which on
+    nothing was stored, because the store or the iterable failed (`stopped_by`); None: everything was tried.
+    """
+
+    def __init__(
+        self,
+        accepted: Sequence[Any],
+        refused: Mapping[int, HoldfastError],
+        *,
+        stopped_at: int | None = None,
+        stopped_by: Exception | None = None,
+    ) -> None:
+        told = [f"{len(accepted)} jobs are stored"]
+        if refused:
+            first = next(iter(refused))
+            told.append(f"{len(refused)} were refused, first at position {first}: {refused[first]}")
+        if stopped_at is not None:
+            told.append(f"from position {stopped_at} on nothing is stored: {stopped_by!r:.500}")
+        super().__init__("; ".join(told))
         self.accepted = accepted
         self.refused = refused
+        self.stopped_at = stopped_at
+        self.stopped_by = stopped_by
 
 
 class CheckpointConflict(HoldfastError):

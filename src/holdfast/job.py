@@ -82,7 +82,7 @@ def check_name(what: str, name: str) -> str:
 def check_text(what: str, text: str, longest: int) -> str:
     """The text, or `InvalidOption` if it is empty, too long, or has control characters or lone surrogates."""
     if not isinstance(text, str) or not text or _UNPRINTABLE.search(text):
-        raise InvalidOption(f"{what} {shown(text)} must be text without control characters or lone surrogates")
+        raise InvalidOption(f"{what} {shown(text)} must be text, not empty, and without control characters")
     if len(text.encode()) > longest:
         raise InvalidOption(f"{what} is {len(text.encode())} bytes long; at most {longest} are allowed")
     return text

@@ -22,7 +22,8 @@ from typing import Protocol, Self
 
 import msgspec
 
-from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State, check_name, check_whole
+from holdfast.errors import CheckpointConflict, InvalidOption
+from holdfast.job import Job, JobId, Key, Lease, NewJob, SessionId, State, check_name, check_whole
 from holdfast.lifecycle import Applied, Move
 
 MOST_PER_CALL = 1_000
@@ -55,6 +56,12 @@ class Inserted(msgspec.Struct, frozen=True, gc=False):
     deep: bool = False
 
 
+def held_by(job_id: JobId, payload_hash: str, key: Key) -> Inserted:
+    """The answer for a new job whose key is held by that job, which stands for that payload."""
+    same = payload_hash == key.payload_hash
+    return Inserted(job_id, InsertStatus.EXISTING if same else InsertStatus.KEY_CONFLICT)
+
+
 class DepthLimit(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """How many ready jobs (due or not) a queue may hold, and from how many on to warn."""
 
@@ -69,6 +76,16 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     name: str
     was: str | None
     now: str
+
+    def require(self, jobs: Sequence[NewJob], found: str | None) -> None:
+        """What every store checks before it inserts with a checkpoint whose present value is `found`."""
+        if any(job.queue != self.queue for job in jobs):
+            raise InvalidOption(f"with a checkpoint, every job must be of its queue {self.queue!r}")
+        if found != self.was:
+            raise CheckpointConflict(
+                f"checkpoint {self.name!r} of queue {self.queue!r} was moved by another process; "
+                f"read it again and go on from there"
+            )
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

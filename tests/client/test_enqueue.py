@@ -304,7 +304,9 @@ def test_enqueue_many_of_nothing_and_of_several_tasks(app: Holdfast, double: Any
 
 def test_partly_refused(app: Holdfast, double: Any, events: list[Event]) -> None:
     keyed = double.options(key="k")
-    with pytest.raises(PartlyRefused, match=r"1 of 4 jobs were refused .* at position 2: key 'k'") as caught:
+    with pytest.raises(
+        PartlyRefused, match=r"3 jobs are stored; 1 were refused, first at position 2: key 'k'"
+    ) as caught:
         app.enqueue_many([keyed.job(1), double.job(2), keyed.job(3), keyed.job(1)])
     first, second, fourth = caught.value.accepted
     assert (first.created, second.created, fourth.created) == (True, True, False)
@@ -356,10 +358,30 @@ def test_a_store_that_fails_half_way_does_not_hide_what_was_accepted() -> None:
         with pytest.raises(PartlyRefused) as caught:
             enqueue_many(calls(work, 5_000))
         assert len(caught.value.accepted) == 1_000
-        assert list(caught.value.refused) == list(range(1_000, 2_000))
-        assert isinstance(caught.value.refused[1_000], StoreUnavailable)
+        assert caught.value.refused == {}
+        assert caught.value.stopped_at == 1_000
+        assert isinstance(caught.value.stopped_by, StoreUnavailable)
+        assert "1000 jobs are stored; from position 1000 on nothing is stored" in str(caught.value)
         with pytest.raises(StoreUnavailable, match="gone"):  # nothing was accepted: the error itself
             enqueue_many(calls(work, 5))
+
+
+def test_an_iterable_that_fails_half_way_does_not_hide_what_was_accepted(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    for enqueue_many in (app.enqueue_many, lambda calls: asyncio.run(app.aenqueue_many(calls))):
+        with pytest.raises(PartlyRefused) as caught:
+            enqueue_many(work.job(n if n != 1_500 else "no number") for n in range(2_000))  # type: ignore[arg-type]
+        assert (len(caught.value.accepted), caught.value.stopped_at) == (1_000, 1_000)
+        assert isinstance(caught.value.stopped_by, InvalidPayload)
+        with pytest.raises(InvalidPayload):  # nothing was accepted: the error itself
+            enqueue_many(work.job(n if n else "no number") for n in range(9))  # type: ignore[arg-type]
+        for wrong in ([work], [1], 5, None):
+            with pytest.raises(InvalidOption, match="enqueue_many takes"):
+                enqueue_many(wrong)  # type: ignore[arg-type]
 
 
 def test_a_prepared_job_has_no_connection(double: Any) -> None:

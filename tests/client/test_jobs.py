@@ -280,7 +280,7 @@ def test_find(app: Holdfast, double: Any) -> None:
     "query",
     [
         {"states": ["done"]},
-        {"states": "ready"},
+        {"states": "no state"},
         {"states": [None]},
         {"queue": "a b"},
         {"queue": "\ud800"},
@@ -395,3 +395,18 @@ def test_counts(app: Holdfast, double: Any) -> None:
         QueueCounts(queue="default", ready=3, scheduled=1, in_flight=1, succeeded=1, failed=1),
         QueueCounts(queue="mail", ready=1),
     ]
+
+
+async def test_forget_removes_what_has_ended_and_nothing_else(app: Holdfast) -> None:
+    @app.task
+    def work() -> None: ...
+
+    job = await work.aenqueue()
+    with pytest.raises(JobStillLive, match="is ready; cancel it"):
+        await app.aforget(job.id)
+    await job.acancel()
+    await app.aforget(job.id)
+    with pytest.raises(JobNotFound):
+        await app.aforget(job.id)
+    with pytest.raises(InvalidOption, match="is a handle: pass its id"):
+        await app.aforget(job)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ TWINS = [(kind, name) for kind in (Holdfast, JobHandle, Task) for name in a_name
 def test_the_list_of_twins_is_not_empty() -> None:
     assert a_names(JobHandle) == ["acancel", "arefresh", "aresult"]
     assert a_names(Task) == ["aenqueue"]
-    assert len(a_names(Holdfast)) == 10
+    assert len(a_names(Holdfast)) == 11
 
 
 @pytest.mark.parametrize(("kind", "name"), TWINS, ids=lambda value: getattr(value, "__name__", value))
@@ -74,6 +74,7 @@ def blocking_calls(app: Holdfast, job: JobHandle[None]) -> dict[str, Callable[[]
         "open": app.open,
         "close": app.close,
         "enqueue_many": lambda: app.enqueue_many([]),
+        "forget": lambda: app.forget(job.id),
         "refresh": job.refresh,
         "result": lambda: job.result(timeout=0),
     }

@@ -19,6 +19,9 @@ from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.verbs import Verbs
 from tests.model.machine import StoreModel
 
+MOST_ROUNDS = 6
+"""Chance may leave out a rare answer in one round, hardly in six."""
+
 SETTINGS = settings(
     max_examples=160,
     stateful_step_count=50,
@@ -35,10 +38,14 @@ class SqliteModel(StoreModel):
 
 def test_sqlite_agrees_with_memory() -> None:
     SqliteModel.seen.clear()
-    run_state_machine_as_test(SqliteModel, settings=SETTINGS)
-    answers = {f"{type(answer).__name__}.{answer}" for kind in (Applied, InsertStatus, CancelAnswer) for answer in kind}
-    refusals = {"SessionClosed", "CheckpointConflict"}
-    assert answers | refusals <= SqliteModel.seen.keys(), "the run never saw these answers, so it proves too little"
+    wanted = {f"{type(answer).__name__}.{answer}" for kind in (Applied, InsertStatus, CancelAnswer) for answer in kind}
+    wanted |= {"SessionClosed", "CheckpointConflict"}
+    for _ in range(MOST_ROUNDS):
+        run_state_machine_as_test(SqliteModel, settings=SETTINGS)
+        if wanted <= SqliteModel.seen.keys():
+            return
+    # A run that never saw an answer proves nothing about it: then the rules are at fault, not the store.
+    assert wanted - SqliteModel.seen.keys() == set()
 
 
 # Negative controls: with a guard of SQLite switched off, the comparison fails.

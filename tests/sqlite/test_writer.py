@@ -671,12 +671,12 @@ def sqlite_error(code: str, kind: type[sqlite3.Error] = sqlite3.OperationalError
 
 ERRORS = [
     ("SQLITE_FULL", StoreUnavailable, StoreUnavailable, "disk is full. Nothing was written; free some space"),
-    ("SQLITE_BUSY", Busy, Busy, "another process is writing. Nothing was written"),
-    ("SQLITE_BUSY_SNAPSHOT", Busy, Busy, "another process is writing"),
-    ("SQLITE_BUSY_RECOVERY", Busy, Busy, "another process is writing"),
-    ("SQLITE_BUSY_TIMEOUT", Busy, Busy, "another process is writing"),
-    ("SQLITE_LOCKED", Busy, Busy, "another process is writing"),
-    ("SQLITE_LOCKED_SHAREDCACHE", Busy, Busy, "another process is writing"),
+    ("SQLITE_BUSY", Busy, Busy, "another connection is writing. Nothing was written"),
+    ("SQLITE_BUSY_SNAPSHOT", Busy, Busy, "roll back and begin again"),
+    ("SQLITE_BUSY_RECOVERY", Busy, Busy, "another connection is writing"),
+    ("SQLITE_BUSY_TIMEOUT", Busy, Busy, "another connection is writing"),
+    ("SQLITE_LOCKED", Busy, Busy, "another connection is writing"),
+    ("SQLITE_LOCKED_SHAREDCACHE", Busy, Busy, "another connection is writing"),
     ("SQLITE_READONLY", StoreUnavailable, StoreUnavailable, "check the permissions of the file and its folder"),
     ("SQLITE_READONLY_DIRECTORY", StoreUnavailable, StoreUnavailable, "check the permissions"),
     ("SQLITE_READONLY_DBMOVED", StoreUnavailable, StoreUnavailable, "check the permissions"),

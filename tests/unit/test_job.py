@@ -243,12 +243,12 @@ BAD_TEXTS = ["\0", "a\0b", "\n", "a\r\nb", "\x1b[31m", "\x7f", "\ud800", "a\udff
 def test_bad_texts_are_refused(field: str, text: Any) -> None:
     message = refused(field, text)
     assert message.startswith(f"{field} ")
-    assert message.endswith("must be text without control characters or lone surrogates")
+    assert message.endswith("must be text, not empty, and without control characters")
 
 
 @pytest.mark.parametrize("text", BAD_TEXTS, ids=described)
 def test_bad_keys_are_refused(text: Any) -> None:
-    with pytest.raises(InvalidOption, match=r"^key .* must be text without control characters"):
+    with pytest.raises(InvalidOption, match=r"^key .* must be text, not empty, and without control characters"):
         Key(text, "h", 1)
 
 

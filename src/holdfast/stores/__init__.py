@@ -20,10 +20,10 @@ def open_store(url: str, ports: Ports) -> Store:
         parts = urlsplit(url)
     except ValueError as error:
         raise InvalidOption(f"the store URL cannot be read: {error}") from error
-    if parts.scheme not in _ENGINES:
+    if parts.scheme not in _ENGINES or "://" not in url:
         raise InvalidOption(
             f"no engine for the store URL scheme {shown(parts.scheme)}: use one of "
-            f"{', '.join(f'{scheme}://' for scheme in _ENGINES)}"
+            f"{', '.join(f'{scheme}://' for scheme in _ENGINES)}, as in sqlite:///jobs.db"
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
     if len(dict(options)) != len(options) or parts.fragment:

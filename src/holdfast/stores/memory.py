@@ -17,9 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import (
-    CheckpointConflict,
     ForeignConnection,
-    InvalidOption,
     QueueClosed,
     SessionClosed,
 )
@@ -42,6 +40,7 @@ from holdfast.store import (
     QueueCounts,
     Session,
     SessionView,
+    held_by,
 )
 from holdfast.stores.waiting import WaitingJobs
 from holdfast.stores.wakeups import WakeupHub, queues_fed
@@ -154,16 +153,10 @@ class MemoryStore:
     def _insert_with_checkpoint(
         self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit], checkpoint: Checkpoint
     ) -> list[Inserted]:
-        if any(job.queue != checkpoint.queue for job in jobs):
-            raise InvalidOption(f"with a checkpoint, every job must be of its queue {checkpoint.queue!r}")
         with self._lock:
             self._refuse_if_shut_down()
             place = (checkpoint.queue, checkpoint.name)
-            if self._checkpoints.get(place) != checkpoint.was:
-                raise CheckpointConflict(
-                    f"checkpoint {checkpoint.name!r} of queue {checkpoint.queue!r} was moved by another process; "
-                    f"read it again and go on from there"
-                )
+            checkpoint.require(jobs, self._checkpoints.get(place))
             room = self._room(checkpoint.queue, limits.get(checkpoint.queue, DepthLimit()))
             if self._fresh(jobs) > max(room, 0):
                 return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
@@ -195,8 +188,7 @@ class MemoryStore:
         if new.id in self._jobs:
             return Inserted(new.id, InsertStatus.EXISTING)
         if new.key and (holder := self._key_holder(new.queue, new.key.text, now)):
-            same = holder.payload_hash == new.key.payload_hash
-            return Inserted(holder.job_id, InsertStatus.EXISTING if same else InsertStatus.KEY_CONFLICT)
+            return held_by(holder.job_id, holder.payload_hash, new.key)
         limit = (limits or {}).get(new.queue, DepthLimit())
         if limits is not None and self._room(new.queue, limit) < 1:
             return Inserted(new.id, InsertStatus.FULL)

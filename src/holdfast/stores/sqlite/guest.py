@@ -7,6 +7,7 @@ Accepted are a `sqlite3.Connection`, and a SQLAlchemy `Session` or `Connection` 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,10 @@ class GuestConnection:
     def __init__(self, connection: object, path: Path) -> None:
         """`ForeignConnection` unless it is open on the store's own file and in a transaction, or able to begin one."""
         self._connection = _driver_connection(connection)
-        self._require_same_file(path)
+        try:
+            self._require_same_file(path)
+        except sqlite3.ProgrammingError as error:  # it is closed, or belongs to another thread
+            raise ForeignConnection(f"the connection cannot be used here: {error}") from error
         self._require_transaction()
 
     def whole_or_nothing(self, verb: Callable[[GuestConnection], T]) -> T:
@@ -86,13 +90,13 @@ def _driver_connection(connection: object) -> Any:
         return connection
     # SQLAlchemy, without importing it: Session.connection() -> Connection; Connection.connection -> the pooled one.
     to_connection = getattr(connection, "connection", None)
-    bound = to_connection() if callable(to_connection) else connection
+    bound = to_connection() if inspect.ismethod(to_connection) else connection
     pooled = getattr(bound, "connection", None)
     driver = getattr(pooled, "dbapi_connection", None)
     if driver is None or not hasattr(driver, "cursor"):
         raise ForeignConnection(
-            f"a {type(connection).__module__}.{type(connection).__qualname__} is no connection that a SQLite store "
-            f"can share: pass a sqlite3.Connection, or a SQLAlchemy Session or Connection on the store's file"
+            f"{type(connection).__module__}.{type(connection).__qualname__} is no kind of connection that a SQLite "
+            f"store can share: pass a sqlite3.Connection, or a SQLAlchemy Session or Connection on the store's file"
         )
     if not isinstance(getattr(driver, "driver_connection", driver), sqlite3.Connection) and not hasattr(
         getattr(driver, "driver_connection", None), "in_transaction"

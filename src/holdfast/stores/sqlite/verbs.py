@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.errors import CheckpointConflict, InvalidOption, SessionClosed
+from holdfast.errors import SessionClosed
 from holdfast.job import ENDED, Job, JobId, Key, Lease, NewJob, SessionId, State, due_at
 from holdfast.lanes import Lane, draw, serving_order
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
@@ -29,6 +29,7 @@ from holdfast.store import (
     Inserted,
     InsertStatus,
     Session,
+    held_by,
 )
 from holdfast.stores.sqlite.database import Database, marks
 from holdfast.stores.sqlite.queries import Queries
@@ -107,7 +108,7 @@ class Verbs:
     ) -> list[Inserted]:
         """See `Store.insert`."""
         if checkpoint is not None:
-            self._require_checkpoint(db, jobs, checkpoint)
+            checkpoint.require(jobs, self.queries.checkpoint(db, checkpoint.queue, checkpoint.name))
         answers = self._insert_many(db, jobs, now, limits, all_or_none=checkpoint is not None)
         if checkpoint is not None and not any(answer.status is InsertStatus.FULL for answer in answers):
             db.execute(
@@ -120,15 +121,6 @@ class Verbs:
     def insert_plain(self, job: NewJob, now: int) -> tuple[str, tuple[Any, ...]]:
         """One statement that inserts a job without key or limits, unless its id is there: for a way without detours."""
         return self._insert_unless_there, self._new_row(job, now)
-
-    def _require_checkpoint(self, db: Database, jobs: Sequence[NewJob], checkpoint: Checkpoint) -> None:
-        if any(job.queue != checkpoint.queue for job in jobs):
-            raise InvalidOption(f"with a checkpoint, every job must be of its queue {checkpoint.queue!r}")
-        if self.queries.checkpoint(db, checkpoint.queue, checkpoint.name) != checkpoint.was:
-            raise CheckpointConflict(
-                f"checkpoint {checkpoint.name!r} of queue {checkpoint.queue!r} was moved by another process; "
-                f"read it again and go on from there"
-            )
 
     def _insert_many(
         self,
@@ -158,8 +150,7 @@ class Verbs:
                 continue
             key = job.key
             if key and (holder := taken.get((job.queue, key.text)) or self._key_holder(db, job.queue, key.text, now)):
-                same = holder[1] == key.payload_hash
-                answers.append(Inserted(holder[0], InsertStatus.EXISTING if same else InsertStatus.KEY_CONFLICT))
+                answers.append(held_by(*holder, key))
                 continue
             deep = False
             if job.queue in depth:

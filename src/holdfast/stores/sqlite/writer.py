@@ -36,8 +36,13 @@ def store_error(error: sqlite3.Error, path: Path, *, committing: bool = False) -
     what = f"SQLite says {error} ({code or 'no code'}) for {path}"
     if code.startswith("SQLITE_FULL"):
         return StoreUnavailable(f"{what}: the disk is full. Nothing was written; free some space and try again")
+    if code == "SQLITE_BUSY_SNAPSHOT":
+        return Busy(
+            f"{what}: the transaction began by reading, and another connection has written since. Nothing was written; "
+            f"roll back and begin again, with BEGIN IMMEDIATE if it is going to write"
+        )
     if is_busy(error):
-        return Busy(f"{what}: another process is writing. Nothing was written; try again")
+        return Busy(f"{what}: another connection is writing. Nothing was written; try again")
     if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return StoreUnavailable(f"{what}: check the permissions of the file and its folder")
     if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
@@ -117,7 +122,7 @@ class Writer:
         while isinstance(done := self._alone(attempt, deadline), sqlite3.Error):
             if self._clock.monotonic() >= deadline:
                 raise Busy(
-                    f"another process has held the write lock of {self._path} for {self._timeout:g} s (a long "
+                    f"another connection has held the write lock of {self._path} for {self._timeout:g} s (a long "
                     f"transaction?); nothing was written, try again"
                 ) from done
             self._clock.pause(_LOCK_WAITS[min(tries, len(_LOCK_WAITS) - 1)])

@@ -129,6 +129,9 @@ CREATE TRIGGER {ns}_ready_insert INSTEAD OF INSERT ON {ns}_ready BEGIN
     SELECT RAISE(ABORT, 'holdfast: retention must be whole microseconds, up to ten years')
     WHERE CAST(NEW.retention AS TEXT) <> CAST(CAST(NEW.retention AS INTEGER) AS TEXT)
        OR CAST(NEW.retention AS INTEGER) NOT BETWEEN 0 AND 316224000000000;
+    SELECT RAISE(ABORT, 'holdfast: payload must be a JSON object of named arguments, at most 262144 bytes')
+    WHERE NOT json_valid(CAST(NEW.payload AS TEXT)) OR json_type(CAST(NEW.payload AS TEXT)) <> 'object'
+       OR length(CAST(NEW.payload AS BLOB)) > 262144;
     SELECT RAISE(ABORT, 'holdfast: a job with this id was there before') FROM {ns}_ended WHERE id = NEW.id;
     INSERT INTO {ns}_live (
         id, task, payload, task_version, queue, share, priority, state, reason, run_at, created_at, version, attempt,
