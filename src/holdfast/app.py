@@ -86,7 +86,8 @@ class Holdfast:
         """Register a function as a task: `@app.task`, or `@app.task(queue="mail", max_retries=5)`.
 
         The options are those of `TaskOptions`; `on_failed` is a task, or its name. An unknown priority, a name that
-        is taken, or a parameter that JSON cannot fill is refused here, when the module is imported.
+        is taken, or a parameter that JSON cannot fill is refused here, when the module is imported (an annotation
+        that names a class further down: at the first call).
         """
         if on_failed is not None:
             options["on_failed"] = on_failed.name if isinstance(on_failed, Task) else on_failed

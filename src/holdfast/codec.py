@@ -32,6 +32,7 @@ _canonical_encoder = msgspec.json.Encoder(order="sorted")
 _plain_decoder = msgspec.json.Decoder()
 _NUL = b"\\u0000"
 _PLAIN_TYPES = frozenset({str, float, bool, type(None)})
+_QUOTED_VALUE = re.compile(r" '.*'$", re.DOTALL)
 _MSGSPEC_ERROR = re.compile(r"(.*?)(?: - at (?:`(key)` in )?`(.*)`)?", re.DOTALL)
 
 
@@ -109,12 +110,19 @@ class Signature:
             ) from error
 
     def check(self) -> None:
-        """`InvalidOption` if an annotation cannot be resolved or carried."""
-        _ = self._decoder
+        """`InvalidOption` if an annotation names a type that JSON cannot carry.
+
+        One that cannot be resolved yet, because its class is defined further down, is left for the first call.
+        """
+        try:
+            _ = self._decoder, self._result_decoder
+        except InvalidOption as error:
+            if not isinstance(error.__cause__, NameError):
+                raise
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, or `InvalidPayload` if they do not fit the handler's parameters."""
-        if len(args) == len(self._parameters) and not kwargs:
+        if len(args) == len(self._positional) == len(self._parameters) and not kwargs:
             return dict(zip(self._positional, args, strict=False))  # the usual case, in one step
         if len(args) > len(self._positional):
             raise InvalidPayload(f"{self._name} takes {len(self._positional)} positional arguments, not {len(args)}")
@@ -176,9 +184,9 @@ def encode_result(value: Any, limit: int = DEFAULT_PAYLOAD_LIMIT) -> bytes:
     return result
 
 
-def payload_hash(task: str, payload: bytes) -> str:
-    """SHA-256 over the task and its canonical payload: the same arguments in another order hash the same."""
-    canonical = _canonical_encoder.encode(msgspec.json.decode(payload))
+def payload_hash(task: str, signature: Signature, payload: bytes) -> str:
+    """SHA-256 over the task and its arguments as the handler sees them: their order, or 1 for 1.0, does not matter."""
+    canonical = _canonical_encoder.encode(signature.decode(payload))
     return hashlib.sha256(task.encode() + b"\0" + canonical).hexdigest()
 
 
@@ -205,6 +213,7 @@ def _invalid(error: Exception) -> InvalidPayload:
     if not isinstance(error, msgspec.MsgspecError):
         return InvalidPayload(f"{type(error).__name__}: {error}")
     problem, key, path = typing.cast(re.Match[str], _MSGSPEC_ERROR.fullmatch(str(error))).groups()
+    problem = _QUOTED_VALUE.sub("", problem)  # an argument may be a secret, and errors end in logs
     return InvalidPayload(f"in a key: {problem}" if key else problem, path or "$")
 
 

@@ -12,7 +12,8 @@ import msgspec
 
 from holdfast.codec import DEFAULT_PAYLOAD_LIMIT
 from holdfast.errors import InvalidOption, UnknownPriority, shown
-from holdfast.job import DEFAULT_MAX_RETRIES, check_name, check_whole
+from holdfast.job import DEFAULT_MAX_RETRIES, DEFAULT_RETENTION, LONGEST_DELAY, MOST_RETRIES, check_name, check_whole
+from holdfast.ports import MICROSECONDS
 from holdfast.store import DepthLimit
 
 MOST_PRIORITY_LEVELS = 16
@@ -28,15 +29,20 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     depths: Mapping[str, DepthLimit] = {}
 
     def __post_init__(self) -> None:
-        """Refuse labels and limits that cannot work."""
+        """Refuse labels and limits that cannot work. Values made in code have not been through `Settings.parse`."""
+        for name, mapping in (("priorities", self.priorities), ("depths", self.depths)):
+            if not isinstance(mapping, Mapping):
+                raise InvalidOption(f"{name} must be a mapping, not {shown(mapping)}")
         for label, level in self.priorities.items():
             check_name("priority label", label)
             check_whole(f"priority {label!r}", level, -100, 100)
         if len(set(self.priorities.values())) > MOST_PRIORITY_LEVELS:
             raise InvalidOption(f"at most {MOST_PRIORITY_LEVELS} priority levels may be in use")
         self.priority(self.default_priority)
-        for queue in self.depths:
+        for queue, limit in self.depths.items():
             check_name("queue", queue)
+            if not isinstance(limit, DepthLimit):
+                raise InvalidOption(f"the depth of queue {queue!r} must be a DepthLimit, not {shown(limit)}")
         for limit in (DepthLimit(self.max_depth, self.warn_depth), *self.depths.values()):
             for name, depth in (("max_depth", limit.max_depth), ("warn_depth", limit.warn_depth)):
                 if depth is not None:
@@ -64,17 +70,17 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What a task inherits unless it says otherwise. Times in seconds."""
 
     max_retries: int = DEFAULT_MAX_RETRIES
-    retention: float = 7 * 24 * 3600.0
+    retention: float = DEFAULT_RETENTION / MICROSECONDS
     key_window: float = 24 * 3600.0
     max_payload: int = DEFAULT_PAYLOAD_LIMIT
 
     def __post_init__(self) -> None:
         """Refuse what no job could have."""
-        check_whole("max_retries", self.max_retries, 0, 1_000)
+        check_whole("max_retries", self.max_retries, 0, MOST_RETRIES)
         check_whole("max_payload", self.max_payload, 2, 64 * 1024 * 1024)
         for name, seconds, least in (("retention", self.retention, 0), ("key_window", self.key_window, 1e-6)):
-            if not isinstance(seconds, int | float) or not least <= seconds <= 10 * 366 * 24 * 3600:
-                raise InvalidOption(f"{name} must be from {least} seconds to ten years, not {seconds!r}")
+            if not isinstance(seconds, int | float) or not least <= seconds <= LONGEST_DELAY / MICROSECONDS:
+                raise InvalidOption(f"{name} must be from {least} seconds to ten years, not {shown(seconds)}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +88,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     queues: QueueSettings = QueueSettings()
     jobs: JobSettings = JobSettings()
+
+    def __post_init__(self) -> None:
+        """Refuse rooms that are none, such as a dictionary that `parse` would have understood."""
+        for name, room, kind in (("queues", self.queues, QueueSettings), ("jobs", self.jobs, JobSettings)):
+            if not isinstance(room, kind):
+                raise InvalidOption(f"{name} must be a {kind.__name__}, not {shown(room)}")
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:

@@ -48,8 +48,22 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} that cannot be printed>"
 
 
+def _restored(kind: type[HoldfastError], args: tuple[Any, ...], attributes: Mapping[str, Any]) -> HoldfastError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
 class HoldfastError(Exception):
-    """The root of the tree."""
+    """The root of the tree. Every error survives pickling, as on its way out of a process pool, with its attributes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by calling the class again, as exceptions do: the message that it got is not the one that it made of it.
+        return _restored, (type(self), self.args, self._attributes())
+
+    def _attributes(self) -> dict[str, Any]:
+        """What a pickle keeps besides the message."""
+        return self.__dict__
 
 
 class InvalidOption(HoldfastError, ValueError):
@@ -105,6 +119,9 @@ class PartlyRefused(HoldfastError):
 
     `accepted` are in the queue. `refused` maps a position to its error. `stopped_at` is the position from which on
     nothing was stored, because the store or the iterable failed (`stopped_by`); None: everything was tried.
+
+    `accepted` are handles, which belong to their application. Pickled, they become the ids of their jobs, and a
+    `stopped_by` that is none of our errors becomes a `HoldfastError` with its text: it may not be picklable.
     """
 
     def __init__(
@@ -126,6 +143,14 @@ class PartlyRefused(HoldfastError):
         self.refused = refused
         self.stopped_at = stopped_at
         self.stopped_by = stopped_by
+
+    def _attributes(self) -> dict[str, Any]:
+        foreign = self.stopped_by is not None and not isinstance(self.stopped_by, HoldfastError)
+        return {
+            **self.__dict__,
+            "accepted": [getattr(job, "id", job) for job in self.accepted],
+            "stopped_by": HoldfastError(f"{self.stopped_by!r:.500}") if foreign else self.stopped_by,
+        }
 
 
 class CheckpointConflict(HoldfastError):

@@ -14,7 +14,7 @@ from holdfast.job import JobId, SessionId
 
 
 class JobEnqueued(msgspec.Struct, frozen=True, gc=False):
-    """A job was accepted (`created`), or it was there already."""
+    """A job was accepted (`created`), or it was there already. In a caller's own transaction: before its commit."""
 
     job_id: JobId
     queue: str
@@ -63,7 +63,16 @@ class JobsRescued(msgspec.Struct, frozen=True, gc=False):
     failed: int
 
 
-Event = JobEnqueued | QueueDeep | CancelRequested | JobReplayed | QueuePaused | SessionRescued | JobsRescued
+class KeeperFailed(msgspec.Struct, frozen=True, gc=False):
+    """A pass of a keeper failed; it goes on with the next."""
+
+    keeper: str
+    error: str
+
+
+Event = (
+    JobEnqueued | QueueDeep | CancelRequested | JobReplayed | QueuePaused | SessionRescued | JobsRescued | KeeperFailed
+)
 Listener = Callable[[Event], None]
 
 

@@ -171,7 +171,7 @@ def _key(spec: TaskSpec, call: CallOptions, payload: bytes, settings: Settings) 
     if key is None:
         return None
     window = settings.jobs.key_window if isinstance(unique, bool) else unique
-    digest = payload_hash(spec.name, payload)
+    digest = payload_hash(spec.name, spec.signature, payload)
     return Key(digest if isinstance(key, Payload) else key, digest, microseconds(window))
 
 
@@ -270,6 +270,7 @@ class Registry:
                 f"there is a task {name!r} already ({self._specs[name].function.__module__}): pass another name="
             )
         signature = Signature(function)
+        signature.check()
         spec = TaskSpec(name, function, signature, options)
         self._specs[name] = spec
         return spec

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from holdfast import Holdfast, JobSettings, QueueSettings, Settings
 from holdfast.errors import InvalidOption, UnknownPriority
+from holdfast.job import DEFAULT_RETENTION, LONGEST_DELAY, MOST_RETRIES
+from holdfast.ports import MICROSECONDS
 from holdfast.store import DepthLimit
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
@@ -95,6 +98,29 @@ def test_settings_made_in_code_are_checked_too() -> None:
         QueueSettings(max_dept=5)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: QueueSettings(priorities=cast(Any, None)), "priorities must be a mapping, not None"),
+        (lambda: QueueSettings(depths=cast(Any, [])), "depths must be a mapping"),
+        (lambda: QueueSettings(depths={"mail": cast(Any, {"max_depth": 1})}), "queue 'mail' must be a DepthLimit"),
+        (lambda: JobSettings(retention=10**5000), "retention must be from 0 seconds to ten years"),
+        (lambda: Settings(queues=cast(Any, {"max_depth": 1})), "queues must be a QueueSettings"),
+        (lambda: Settings(jobs=cast(Any, None)), "jobs must be a JobSettings"),
+    ],
+)
+def test_values_of_the_wrong_kind_made_in_code(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        make()
+
+
+def test_the_bounds_are_those_of_a_job() -> None:
+    JobSettings(max_retries=MOST_RETRIES, retention=LONGEST_DELAY / MICROSECONDS)
+    with pytest.raises(InvalidOption):
+        JobSettings(retention=LONGEST_DELAY / MICROSECONDS + 1)
+    assert JobSettings().retention == DEFAULT_RETENTION / MICROSECONDS
+
+
 # Store URLs.
 
 
@@ -134,6 +160,7 @@ def test_memory() -> None:
         ("sqlite://host/jobs.db", "three slashes"),
         ("sqlite:///", "is no file path"),
         ("sqlite://", "is no file path"),
+        ("sqlite:///a%00b.db", "NUL character"),
         ("sqlite:///:memory:", "use memory:// for jobs in memory"),
         ("sqlite:///jobs.db?timeout=1&timeout=2", "names an option twice"),
         ("sqlite:///jobs.db?colour=red", "unknown option 'colour': known are namespace, durability, timeout"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,4 +226,67 @@ def test_closing_while_many_threads_call_never_hangs() -> None:
         thread.join(20)
     assert not any(thread.is_alive() for thread in threads)
     assert len(done) == 800
+    portal.close()
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05])  # 0: often before `run` has the future in its hands
+def test_an_interrupted_call_is_cancelled(wait: float) -> None:
+    """A signal handler that raises (Ctrl-C, a time limit) ends the waiting; nobody would ever hear of the rest."""
+
+    class TimeIsUp(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise TimeIsUp
+
+    portal = Portal(SYSTEM)
+    began, ended = threading.Event(), threading.Event()
+
+    async def for_ever() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    def send() -> None:
+        began.wait(10)
+        time.sleep(wait)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        with pytest.raises(TimeIsUp):
+            portal.run("for_ever", for_ever())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        sender.join()
+    assert ended.wait(5)
+    portal.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("used_before", [True, False])
+def test_a_forked_child_has_a_portal_of_its_own(used_before: bool) -> None:
+    portal = Portal(SYSTEM)
+
+    async def answer() -> int:
+        return 42
+
+    if used_before:
+        portal.run("answer", answer())
+    with portal._lock:  # as another thread would hold it at the moment of the fork
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            try:
+                assert portal.run("answer", answer()) == 42
+                portal.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert portal.run("answer", answer()) == 42  # the parent's loop is as it was
     portal.close()

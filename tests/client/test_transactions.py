@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import Session
 
 from holdfast import Holdfast, QueueSettings, Settings, State, Task
-from holdfast.errors import ForeignConnection, KeyConflict, PartlyRefused, QueueFull, StoreUnavailable
+from holdfast.errors import ForeignConnection, KeyConflict, PartlyRefused, QueueFull, StoreReplaced, StoreUnavailable
 from holdfast.lifecycle import Applied, Succeeded
 from holdfast.stores.sqlite import SqliteStore
 from tests.client.helpers import SESSION, finish, move_for, take
@@ -600,3 +600,67 @@ async def test_an_async_connection_is_typed_as_it_is(async_engine: AsyncEngine, 
         await ship.options(connection=connection).aenqueue("tea")
     [counts] = await app.acounts()
     assert counts.ready == 1
+
+
+# What a first statement of ours must not do.
+
+
+def test_a_core_connection_whose_first_statement_is_ours(engine: Engine, ship: Any, seen: Seen) -> None:
+    with engine.connect() as connection:
+        ship.options(connection=connection).enqueue("tea")
+        connection.commit()
+    assert seen.jobs() == 1
+    with engine.connect() as connection:
+        ship.options(connection=connection).enqueue("tea")
+        connection.rollback()
+    assert seen.jobs() == 1
+
+
+async def test_an_async_core_connection_whose_first_statement_is_ours(
+    async_engine: AsyncEngine, ship: Any, app: Holdfast
+) -> None:
+    async with async_engine.connect() as connection:
+        await ship.options(connection=connection).aenqueue("tea")
+        await connection.commit()
+    [counts] = await app.acounts()
+    assert counts.ready == 1
+
+
+def test_a_refusal_does_not_leave_the_file_locked(connect: Connect, ship: Any, seen: Seen) -> None:
+    ship.options(key="k").enqueue("tea")
+    connection = connect()
+    with pytest.raises(KeyConflict):
+        ship.options(connection=connection, key="k").enqueue("coffee")
+    assert not connection.in_transaction
+    ship.enqueue("milk")  # nobody waits for a transaction that nobody knows of
+    assert seen.jobs() == 2
+
+
+def test_a_refusal_leaves_the_callers_own_transaction_open(connect: Connect, ship: Any, seen: Seen) -> None:
+    ship.options(key="k").enqueue("tea")
+    connection = connect()
+    connection.execute(WRITE_ORDER)
+    with pytest.raises(KeyConflict):
+        ship.options(connection=connection, key="k").enqueue("coffee")
+    connection.commit()
+    assert seen.everything() == (1, 1, 1)
+
+
+def test_a_replaced_file_is_noticed_on_a_callers_connection(connect: Connect, ship: Any, path: Path) -> None:
+    connection = connect()
+    copy = path.with_name("copy.db")
+    with contextlib.closing(sqlite3.connect(copy)) as backup:
+        connection.backup(backup)
+    copy.rename(path)
+    with pytest.raises(StoreReplaced):
+        ship.options(connection=connection).enqueue("tea")
+
+
+def test_text_in_another_form_is_refused(connect: Connect, ship: Any, seen: Seen) -> None:
+    connection = connect()
+    connection.text_factory = bytes
+    with pytest.raises(ForeignConnection, match="text_factory"):
+        ship.options(connection=connection).enqueue("tea")
+    with pytest.raises(ForeignConnection, match="no kind of connection"):
+        ship.options(connection=connect().cursor()).enqueue("tea")
+    assert seen.jobs() == 0

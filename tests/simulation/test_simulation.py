@@ -8,8 +8,12 @@ from collections import Counter
 import pytest
 
 from holdfast.lifecycle import Applied, Move, Standing, judge
+from holdfast.ports import SYSTEM
 from holdfast.stores import memory
 from holdfast.testing.simulation import simulate
+from holdfast.testing.simulation.faulty import Faults, wrap
+from holdfast.testing.simulation.loop import run_simulated
+from holdfast.testing.simulation.scenario import _World
 
 SEEDS = range(400)
 
@@ -67,3 +71,22 @@ def test_without_fencing_many_seeds_are_caught(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(memory, "judge", unfenced)
     caught = [seed for seed in range(100) if simulate(seed).violations]
     assert len(caught) > 20
+
+
+def test_a_settlement_without_a_claim_is_a_violation() -> None:
+    world = _World(0)
+    found: list[str] = []
+
+    async def check() -> None:
+        world.record("succeeded applied", "job", 1)
+        found.extend(await world.violations())
+
+    run_simulated(world.loop, check)
+    assert found == ["job: succeeded applied with version 1 although version 0 had been claimed"]
+
+
+async def test_a_faulty_store_opens_and_closes_like_a_store() -> None:
+    store = wrap(memory.MemoryStore(), Faults(), SYSTEM)
+    async with store as opened:
+        assert opened is store
+        assert await opened.counts() == []

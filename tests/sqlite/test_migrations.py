@@ -14,11 +14,24 @@ from typing import Any, cast
 import pytest
 
 from holdfast.errors import SchemaOutdated
+from holdfast.job import Key
 from holdfast.ports import SYSTEM
+from holdfast.store import Session
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.migrate import Migration, is_current, migrate, schema_number, shipped, statements
 from holdfast.stores.sqlite.writer import Writer
-from tests.sqlite.helpers import CHILDREN, claim, is_sound, live_ids, new_job, open_session, raw, run_sql, start_child
+from tests.sqlite.helpers import (
+    CHILDREN,
+    claim,
+    finish,
+    is_sound,
+    live_ids,
+    new_job,
+    open_session,
+    raw,
+    run_sql,
+    start_child,
+)
 
 NEWEST = shipped()[-1].number
 
@@ -212,3 +225,21 @@ async def test_two_namespaces_in_one_file_do_not_see_each_other(path: Path) -> N
         assert [(count.queue, count.ready, count.in_flight) for count in await one.counts()] == [("default", 0, 1)]
         assert [count.queue for count in await two.counts()] == ["default", "elsewhere"]
         assert [found.task for found in await claim(two, await open_session(two))] == ["else"]
+
+
+def test_a_script_that_ends_in_mid_statement_is_refused() -> None:
+    with pytest.raises(ValueError, match="in the middle of a statement"):
+        list(statements("CREATE TABLE a (b); CREATE TABLE c (d)\n"))
+
+
+async def test_columns_that_a_newer_minor_version_adds_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with SqliteStore(path) as store:
+        for table in ("sessions", "totals", "paused", "keys", "checkpoints", "live", "ended"):
+            run_sql(path, f"ALTER TABLE holdfast_{table} ADD COLUMN new_in_2 TEXT")
+        await store.open_session(Session(id="s"))
+        await store.set_paused("other", True)
+        await store.insert([new_job(), new_job(key=Key("k", "h", 1_000_000))])
+        jobs = await claim(store, "s")
+        assert await finish(store, jobs) == ["applied", "applied"]
+        assert await store.prune(10) == 0

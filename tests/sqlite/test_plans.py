@@ -145,8 +145,8 @@ def job_of(db: Recorder, state: str = "in_flight") -> Job:
 def test_claim(recorder: Recorder) -> None:
     claimed = VERBS.claim(recorder, ClaimRequest(session_id="s0", queues=("mail", "empty"), limit=100), NOW)
     assert len(claimed.jobs) == 100
-    VERBS.insert(recorder, [new_job(queue="later", delay=1)], NOW, {})
-    assert VERBS.claim(recorder, ClaimRequest(session_id="s0", queues=("later",), limit=1), NOW).jobs == ()
+    VERBS.insert(recorder, [new_job(queue="later", delay=1), new_job(queue="later")], NOW, {})
+    assert len(VERBS.claim(recorder, ClaimRequest(session_id="s0", queues=("later",), limit=9), NOW).jobs) == 1
     lanes = r"SEARCH holdfast_live USING (COVERING )?INDEX holdfast_lanes "
     require(
         recorder.of("UPDATE holdfast_live SET state = 'in_flight'"),

@@ -140,6 +140,7 @@ async def test_a_transaction_of_any_program_wakes_at_its_commit(store: SqliteSto
 
 
 async def test_a_commit_between_asking_and_looking_is_not_missed(store: SqliteStore, path: Path) -> None:
+    await store.__aenter__()
     for _ in range(20):
         waiting = store.wakeups(["default"])
         first = asyncio.ensure_future(anext(waiting))

@@ -1,20 +1,21 @@
 """Rescue: finds worker sessions that have died, closes them, and brings their jobs back.
 
 A session is judged dead only by its beat counter: it must stand still for one TTL of this keeper's own monotonic
-clock, over reads that all came back in time. No clocks are compared, so a store outage, a restart or a clock step
-cannot make a live worker look dead. Closing is a compare-and-set on the counter: a beat that arrives in between wins.
+clock, over passes that followed each other closely, and in each of which a write and a read came back in time. No
+clocks are compared, so a store outage, a lock that somebody holds for long, a pause of this very process or a clock
+step cannot make a live worker look dead. Closing is a compare-and-set on the counter: a beat in between wins.
 
 Bringing jobs back is level-triggered: whatever is in flight without an open session is lost, however that came about.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.errors import HoldfastError, StoreError
-from holdfast.events import JobsRescued, Listener, SessionRescued, ignore, tell
+from holdfast.events import JobsRescued, KeeperFailed, Listener, SessionRescued, ignore, tell
 from holdfast.failures import Failure
 from holdfast.job import Job, SessionId, State
 from holdfast.lifecycle import Applied, Lost, Move, settle
@@ -23,8 +24,11 @@ from holdfast.ports import Ports
 from holdfast.store import SessionView, Store
 
 DEFAULT_TTL = 15.0
+_NOBODY = "nobody"
 _RESCUED_AT_ONCE = 100
 _JITTER = 0.25
+_LATEST_LOOK = 2 / 3
+"""Of a TTL, after the look before. Passes are a third apart, and jitter makes that at most half."""
 
 
 class _Sighting(msgspec.Struct, frozen=True, gc=False):
@@ -38,16 +42,19 @@ class SessionWatch:
     def __init__(self, ttl: float) -> None:
         self._ttl = ttl
         self._sightings: dict[SessionId, _Sighting] = {}
+        self._last_answered = -math.inf
 
     def still(self, views: Sequence[SessionView], asked_at: float, answered_at: float) -> list[SessionView]:
         """The open sessions whose counter has stood still for one TTL, as of a read between those two moments.
 
         A sighting counts from the moment when its read was answered until the moment when the present one was asked:
-        the shortest time for which the counter can have stood still. A read that took longer than a third of the TTL
-        proves nothing, and neither does anything seen before it.
+        the shortest time for which the counter can have stood still. A look that took longer than a third of the TTL,
+        or came so late after the one before that this process itself must have been stopped, proves nothing, and
+        neither does anything seen before it.
         """
-        if answered_at - asked_at > self._ttl / 3:
+        if answered_at - asked_at > self._ttl / 3 or asked_at - self._last_answered > self._ttl * _LATEST_LOOK:
             self.forget()
+        self._last_answered = answered_at
         known = self._sightings
         self._sightings = {
             view.id: sighting
@@ -87,8 +94,9 @@ class Rescue:
         while True:
             try:
                 await self.one_pass()
-            except HoldfastError:
+            except Exception as error:  # whatever it is: a keeper that has died rescues nobody
                 self._watch.forget()
+                tell(self._listener, KeeperFailed("rescue", repr(error)))
             jitter = 1 + _JITTER * (2 * self._ports.random.fraction() - 1)
             await self._ports.clock.sleep(self._ttl / 3 * jitter)
 
@@ -100,11 +108,10 @@ class Rescue:
     async def _close_dead(self) -> None:
         clock = self._ports.clock
         asked_at = clock.monotonic()
-        try:
-            views = await self._store.sessions()
-        except StoreError:
-            self._watch.forget()
-            raise
+        # Somebody may hold a lock that stops every beat but no read. A beat for a session that does not exist writes
+        # nothing, and shows whether the workers could have written theirs.
+        await self._store.beat(_NOBODY)
+        views = await self._store.sessions()
         for view in self._watch.still(views, asked_at, clock.monotonic()):
             if await self._store.close_session(view.id, if_beat=view.beat):
                 tell(self._listener, SessionRescued(view.id))

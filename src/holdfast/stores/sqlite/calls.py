@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import HoldfastError, OutcomeUnknown, StoreUnavailable
+from holdfast.errors import HoldfastError, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 
 T = TypeVar("T")
@@ -33,12 +33,24 @@ class Call(msgspec.Struct, eq=False):
 
 
 class CallThread:
-    """Hands waiting calls to `serve`, on one thread that starts with the first call. `serve` must not raise."""
+    """Hands waiting calls to `serve`, on one thread that starts with the first call. `serve` must not raise.
 
-    def __init__(self, serve: Callable[[list[Call]], None], *, name: str, timeout: float, ports: Ports) -> None:
+    `unanswered` is the error for a call that gets no answer: what that means depends on what the calls do.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[list[Call]], None],
+        *,
+        name: str,
+        timeout: float,
+        ports: Ports,
+        unanswered: Callable[[str], StoreError] = OutcomeUnknown,
+    ) -> None:
         self._serve = serve
         self._name = name
         self._timeout = timeout
+        self._unanswered = unanswered
         self._clock = ports.clock
         self._spawner = ports.spawner
         self._waiting: deque[Call] = deque()
@@ -68,7 +80,7 @@ class CallThread:
     def _give_up(self, call: Call) -> None:
         if not call.future.done():
             call.future.set_exception(
-                OutcomeUnknown(f"the store has not answered for {self._timeout + _REPLY_GRACE:g} s")
+                self._unanswered(f"the store has not answered for {self._timeout + _REPLY_GRACE:g} s")
             )
 
     def _run(self) -> None:
@@ -83,6 +95,8 @@ class CallThread:
             if wanted:
                 self._serve(wanted)
                 reply(wanted)
+            # The verbs hold payloads and the store; they must not live until somebody calls again.
+            del calls, wanted
 
     def close(self) -> None:
         """Serve what is waiting, then end the thread. Later calls are refused."""
@@ -91,6 +105,22 @@ class CallThread:
             self._arrived.notify()
         if self._thread is not None:
             self._thread.join(self._timeout + _REPLY_GRACE)
+
+
+def on_thread(work: Callable[[], T], *, name: str, ports: Ports) -> asyncio.Future[T]:
+    """What the work answers, done on a thread of its own. It goes on if nobody awaits it any more."""
+    loop = asyncio.get_running_loop()
+    call = Call(lambda _: None, 0.0, loop, loop.create_future())
+
+    def run() -> None:
+        try:
+            call.answer = work()
+        except BaseException as error:
+            call.error = error
+        reply([call])
+
+    ports.spawner.thread(run, name)
+    return call.future
 
 
 def reply(calls: list[Call]) -> None:

@@ -26,24 +26,34 @@ class GuestConnection:
     def __init__(self, connection: object, path: Path) -> None:
         """`ForeignConnection` unless it is open on the store's own file and in a transaction, or able to begin one."""
         self._connection = _driver_connection(connection)
+        self._driver = getattr(self._connection, "driver_connection", self._connection)
         try:
             self._require_same_file(path)
         except sqlite3.ProgrammingError as error:  # it is closed, or belongs to another thread
             raise ForeignConnection(f"the connection cannot be used here: {error}") from error
-        self._require_transaction()
+        self._begun = self._begin_if_needed()
 
     def whole_or_nothing(self, verb: Callable[[GuestConnection], T]) -> T:
-        """Run the verb. If it fails, nothing of it stays, whatever the caller then does with the transaction."""
-        self.execute("SAVEPOINT holdfast")
+        """Run the verb. If it fails, nothing of it stays, whatever the caller then does with the transaction.
+
+        A transaction that we began and wrote nothing in is ended: the caller may not know that it holds the lock.
+        """
+        changes = self._driver.total_changes
         try:
-            answer = verb(self)
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # SQLite has given up the whole transaction
-                self.execute("ROLLBACK TO holdfast")
-                self.execute("RELEASE holdfast")
-            raise
-        self.execute("RELEASE holdfast")
-        return answer
+            self.execute("SAVEPOINT holdfast")
+            try:
+                answer = verb(self)
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # SQLite has given up the whole transaction
+                    self.execute("ROLLBACK TO holdfast")
+                    self.execute("RELEASE holdfast")
+                changes = self._driver.total_changes
+                raise
+            self.execute("RELEASE holdfast")
+            return answer
+        finally:
+            if self._begun and self._driver.total_changes == changes and self._driver.in_transaction:
+                self.execute("ROLLBACK")
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
         """Run one statement. The caller's row factory does not apply."""
@@ -65,32 +75,38 @@ class GuestConnection:
 
     def _require_same_file(self, path: Path) -> None:
         rows = self.execute("PRAGMA database_list").fetchall()
-        theirs = next((os.fsdecode(row[2]) for row in rows if row[1] in ("main", b"main")), "")
+        theirs = next((row[2] for row in rows if row[1] == "main"), "")
         if not theirs or not path.exists() or not os.path.samefile(theirs, path):
             raise ForeignConnection(
                 f"the connection is open on {theirs or 'a database in memory'}, the store on {path}: a job can only "
                 f"be part of a transaction on the store's own file"
             )
 
-    def _require_transaction(self) -> None:
-        driver = getattr(self._connection, "driver_connection", self._connection)
-        if driver.in_transaction:
-            return
-        if driver.isolation_level is None or getattr(driver, "autocommit", None) is True:
+    def _begin_if_needed(self) -> bool:
+        """Whether this call began the transaction."""
+        if self._driver.in_transaction:
+            return False
+        if self._driver.isolation_level is None or getattr(self._driver, "autocommit", None) is True:
             raise ForeignConnection(
                 "the connection is in autocommit mode and has no transaction: execute BEGIN first, so that there "
                 "is a commit or rollback for the job to follow"
             )
         # sqlite3 begins by itself only before the caller's first write, and ours comes first.
         self.execute("BEGIN IMMEDIATE")
+        return True
 
 
 def _driver_connection(connection: object) -> Any:
     if isinstance(connection, sqlite3.Connection):
+        if connection.text_factory is not str:
+            raise ForeignConnection("the connection gives text in another form than str: leave its text_factory alone")
         return connection
     # SQLAlchemy, without importing it: Session.connection() -> Connection; Connection.connection -> the pooled one.
     to_connection = getattr(connection, "connection", None)
-    bound = to_connection() if inspect.ismethod(to_connection) else connection
+    bound: Any = to_connection() if inspect.ismethod(to_connection) else connection
+    if inspect.ismethod(getattr(bound, "in_transaction", None)) and not bound.in_transaction():
+        # A SQLAlchemy Connection begins with its first own statement, and would take its commit for an empty one.
+        bound.begin()
     pooled = getattr(bound, "connection", None)
     driver = getattr(pooled, "dbapi_connection", None)
     if driver is None or not hasattr(driver, "cursor"):

@@ -45,6 +45,8 @@ def statements(text: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+    if statement.strip():
+        raise ValueError(f"the migration ends in the middle of a statement: {statement.strip()[:80]!r}")
 
 
 def schema_number(connection: sqlite3.Connection, namespace: str) -> int:
@@ -86,6 +88,6 @@ def migrate(connection: sqlite3.Connection, namespace: str, migrations: list[Mig
             for statement in statements(migration.text.replace("{ns}", namespace)):
                 connection.execute(statement)
             connection.execute(
-                f"INSERT INTO {namespace}_schema VALUES (?, ?)",  # noqa: S608
+                f"INSERT INTO {namespace}_schema (number, name) VALUES (?, ?)",  # noqa: S608
                 (migration.number, migration.name),
             )

@@ -26,7 +26,9 @@ class Reader:
         self._deadline = 0.0
         self._connection = self._connect()
         self._connected = True
-        self.calls = CallThread(self._serve, name="holdfast-sqlite-reader", timeout=timeout, ports=ports)
+        self.calls = CallThread(
+            self._serve, name="holdfast-sqlite-reader", timeout=timeout, ports=ports, unanswered=StoreUnavailable
+        )
 
     def _connect(self) -> sqlite3.Connection:
         connection = connect(self._path, durable=True, timeout=self._timeout, clock=self._clock)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
@@ -31,6 +33,7 @@ from holdfast.store import (
     Session,
     SessionView,
 )
+from holdfast.stores.sqlite.calls import on_thread
 from holdfast.stores.sqlite.file import create_private, refuse_network_file_system
 from holdfast.stores.sqlite.guest import GuestConnection
 from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
@@ -50,14 +53,21 @@ looks found nobody waiting."""
 _DURABILITIES = ("full", "relaxed")
 
 
-class _Opened(msgspec.Struct, frozen=True):
+class _Opened(msgspec.Struct, frozen=True, eq=False):
+    """The connections of a store. They know nothing of it, so that a store that nobody uses any more can be closed."""
+
     writer: Writer
     reader: Reader
-    process: int
+
+    def close(self) -> None:
+        """Finish what is under way, then close both."""
+        self.reader.close()
+        self.writer.close()
+        _open.discard(self)
 
 
 class SqliteStore:
-    """A `Store` in one file. Opens, and brings the schema up to date, when it is first used.
+    """A `Store` in one file. Opens, and brings the schema up to date, when it is first used; closes when it is dropped.
 
     `durability="full"` (the default): an accepted job survives a power cut. `"relaxed"`: it survives a crash of the
     process, but the jobs of the last moments do not survive a power cut. `timeout` in seconds bounds every call.
@@ -76,6 +86,8 @@ class SqliteStore:
             raise InvalidOption(
                 f"{str(path)!r} is no file path: give the store a file, or use memory:// for jobs in memory"
             )
+        if "\0" in str(path):
+            raise InvalidOption(f"the file path {shown(str(path))} has a NUL character in it")
         if durability not in _DURABILITIES:
             raise InvalidOption(f"durability must be one of {', '.join(_DURABILITIES)}, not {shown(durability)}")
         if not 0 < timeout <= 3600:
@@ -91,8 +103,9 @@ class SqliteStore:
         self._verbs = Verbs(namespace)
         self._hub = WakeupHub()
         self._opened: _Opened | None = None
-        self._inherited: list[_Opened] = []
         self._opening = threading.Lock()
+        self._awaited: dict[asyncio.AbstractEventLoop, asyncio.Future[_Opened]] = {}
+        self._dropped: weakref.finalize[[_Opened, Ports], SqliteStore] | None = None
         self._watching = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._patience = 0
@@ -108,12 +121,25 @@ class SqliteStore:
         with self._opening:
             if self._opened is None:
                 self._opened = self._open_files()
+                self._dropped = weakref.finalize(self, _close_dropped, self._opened, self._ports)
+                self._dropped.atexit = False  # the process ends, and everything with it
             return self._opened
 
+    async def _open_elsewhere(self) -> _Opened:
+        """As `_open`, on a thread of its own: whoever holds the lock of the file must not stop the event loop."""
+        loop = asyncio.get_running_loop()
+        if (opening := self._awaited.get(loop)) is None:
+            opening = self._awaited[loop] = on_thread(self._open, name="holdfast-sqlite-opener", ports=self._ports)
+            opening.add_done_callback(lambda _: self._awaited.pop(loop, None))
+        return await asyncio.shield(opening)  # several calls may wait for it; one that is cancelled stops no other
+
     def _open_files(self) -> _Opened:
-        path = self.path.resolve()
-        refuse_network_file_system(path)
-        create_private(path)
+        try:
+            path = self.path.resolve()
+            refuse_network_file_system(path)
+            create_private(path)
+        except (OSError, ValueError, RuntimeError) as error:  # a name too long, not encodable, or a loop of links
+            raise StoreUnavailable(f"cannot open the database file {self.path}: {error}") from error
         try:
             writer = Writer(path, durable=self._durable, timeout=self._timeout, ports=self._ports)
             try:
@@ -125,52 +151,54 @@ class SqliteStore:
                 raise
         except sqlite3.Error as error:
             raise store_error(error, path) from error
-        return _Opened(writer, reader, os.getpid())
+        opened = _Opened(writer, reader)
+        _open.add(opened)
+        return opened
 
     def close(self) -> None:
         """Finish what is under way and close the file. The store opens again if it is used again."""
         with self._opening:
             opened, self._opened = self._opened, None
-        if opened is not None and opened.process == os.getpid():
-            opened.reader.close()
-            opened.writer.close()
+            if self._dropped is not None:
+                self._dropped.detach()
+        if opened is not None:
+            opened.close()
 
-    # Forks. SQLite cannot be carried over a fork, see `Writer.before_fork`: parent and child both open the file again.
+    # Forks: see below.
 
     def _before_fork(self) -> None:
         self._kept_from_opening = self._opening.acquire(timeout=self._timeout)
-        opened = self._opened
-        self._over_fork = [part for part in (opened.reader, opened.writer) if part.before_fork()] if opened else []
 
     def _after_fork_in_parent(self) -> None:
-        for part in self._over_fork:
-            part.after_fork()
         if self._kept_from_opening:
             self._opening.release()
 
     def _after_fork_in_child(self) -> None:
-        if self._opened is not None:
-            self._inherited.append(self._opened)  # what could not be closed must not be touched, not even to close it
+        if self._dropped is not None:
+            self._dropped.detach()
         self._opened = None
         self._opening = threading.Lock()
+        self._awaited = {}
         self._hub = WakeupHub()
         self._watching = threading.Lock()
         self._watcher = None
 
     async def __aenter__(self) -> Self:
         """Open the file now, instead of at the first use."""
-        self._open()
+        await self._open_elsewhere()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """See `close`."""
-        self.close()
+        """See `close`. It goes on if it is cancelled."""
+        await on_thread(self.close, name="holdfast-sqlite-closer", ports=self._ports)
 
     async def _write(self, verb: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._open().writer.calls.submit(verb)
+        opened = self._opened or await self._open_elsewhere()
+        return await opened.writer.calls.submit(verb)
 
     async def _read(self, verb: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._open().reader.calls.submit(verb)
+        opened = self._opened or await self._open_elsewhere()
+        return await opened.reader.calls.submit(verb)
 
     # New jobs.
 
@@ -220,7 +248,7 @@ class SqliteStore:
 
     def _write_on(self, connection: object, verb: Callable[[GuestConnection], T]) -> T:
         try:
-            self._open()
+            self._open().writer.check_file()
         except Busy as error:
             raise StoreUnavailable(
                 f"the tables of {self.path} do not exist yet, and an open transaction (yours?) keeps them from being "
@@ -325,7 +353,7 @@ class SqliteStore:
 
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`. Inserts of this process wake at once, commits of others within milliseconds."""
-        opened = self._open()
+        opened = self._opened or await self._open_elsewhere()
         with self._watching:
             self._patience = _LOOKS_WITHOUT_WAITER
             if self._watcher is None:
@@ -353,23 +381,43 @@ class SqliteStore:
                     return
 
 
+def _close_dropped(opened: _Opened, ports: Ports) -> None:
+    """Close what a store left open that was dropped without `close`.
+
+    On a thread of its own: a store is dropped anywhere, also on the writer's thread, or in the middle of a lock.
+    """
+    with contextlib.suppress(RuntimeError):  # no thread starts any more: the interpreter is about to end
+        ports.spawner.thread(opened.close, "holdfast-sqlite-closer")
+
+
+# Forks. SQLite cannot be carried over a fork, see `Writer.before_fork`: parent and child both open the file again.
+# That holds for every open connection, whether or not its store still lives.
+
 _stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
 _stores_lock = threading.Lock()
+_open: set[_Opened] = set()
+_over_fork: list[Reader | Writer] = []
+_inherited: list[_Opened] = []
 
 
 def _before_fork() -> None:
     _stores_lock.acquire()
     for store in _stores:
         store._before_fork()
+    _over_fork[:] = [part for opened in tuple(_open) for part in (opened.reader, opened.writer) if part.before_fork()]
 
 
 def _after_fork_in_parent() -> None:
+    for part in _over_fork:
+        part.after_fork()
     for store in _stores:
         store._after_fork_in_parent()
     _stores_lock.release()
 
 
 def _after_fork_in_child() -> None:
+    _inherited.extend(_open)  # what could not be closed must not be touched, not even to close it
+    _open.clear()
     for store in _stores:
         store._after_fork_in_child()
     _stores_lock.release()

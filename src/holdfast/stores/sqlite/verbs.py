@@ -89,7 +89,7 @@ class Verbs:
         self._drop_live = f"DELETE FROM {ns}_live WHERE id = ?"
         self._drop_ended = f"DELETE FROM {ns}_ended WHERE id = ?"
         self._add_to_total = f"""
-            INSERT INTO {ns}_totals VALUES (?, ?, ?)
+            INSERT INTO {ns}_totals (queue, state, jobs) VALUES (?, ?, ?)
             ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs"""
         self._hold_key = f"""
             INSERT INTO {ns}_keys (queue, key, key_hash, job_id, expires_at) VALUES (?, ?, ?, ?, ?)
@@ -230,7 +230,8 @@ class Verbs:
     def open_session(self, db: Database, session: Session, now: int) -> None:
         """See `Store.open_session`."""
         db.execute(
-            f"INSERT INTO {self._ns}_sessions VALUES (?, 0, 1, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+            f"""INSERT INTO {self._ns}_sessions (id, beat, open, opened_at, beat_at, host, pid, queues)
+                VALUES (?, 0, 1, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING""",
             (session.id, now, now, session.host, session.pid, ",".join(session.queues)),
         )
 
@@ -283,19 +284,21 @@ class Verbs:
             return sorted(map(job_from_row, rows), key=lambda job: (job.run_at, job.id))
 
         jobs: list[Job] = []
-        lanes: list[Lane] = []
+        heads: list[int] = []
         for queue in request.queues:
             if queue not in paused and len(jobs) < request.limit:
-                heads = dict(self._lanes(db, queue))
-                due = [lane for lane, head in heads.items() if head <= now]
+                lanes = dict(self._lanes(db, queue))
+                due = [lane for lane, head in lanes.items() if head <= now]
                 jobs += draw(serving_order(due, request.turn), request.limit - len(jobs), pull)
-                lanes += heads
-        next_due = now if len(jobs) == request.limit else self._next_due(db, lanes)
-        return Claimed(tuple(jobs), now, None if next_due is None else next_due - now)
+                heads += [head for head in lanes.values() if head > now]
+                if len(jobs) < request.limit:
+                    heads += self._heads(db, due)  # what is due there is taken: who is next?
+        due_in = 0 if len(jobs) == request.limit else min((head - now for head in heads), default=None)
+        return Claimed(tuple(jobs), now, due_in)
 
-    def _next_due(self, db: Database, lanes: Iterable[Lane]) -> int | None:
-        heads = (db.execute(self._lane_head, (lane.queue, lane.priority, lane.share)).fetchone() for lane in lanes)
-        return min((head[0] for head in heads if head), default=None)
+    def _heads(self, db: Database, lanes: Iterable[Lane]) -> list[int]:
+        rows = (db.execute(self._lane_head, (lane.queue, lane.priority, lane.share)).fetchone() for lane in lanes)
+        return [row[0] for row in rows if row]
 
     def _lanes(self, db: Database, queue: str) -> Iterator[tuple[Lane, int]]:
         """The lanes that have jobs, each with its first due time, by hopping from one to the next in the index."""
@@ -316,6 +319,9 @@ class Verbs:
                 answers += self._apply_distinct(db, list(batch.values()), now)
                 batch = {}
             batch[move.job_id] = move
+            if move.then:  # and a later move may be about one of the jobs that follow
+                answers += self._apply_distinct(db, list(batch.values()), now)
+                batch = {}
         return answers + self._apply_distinct(db, list(batch.values()), now)
 
     def _apply_distinct(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
@@ -449,7 +455,7 @@ class Verbs:
     def set_paused(self, db: Database, queue: str, paused: bool) -> None:
         """See `Store.set_paused`."""
         if paused:
-            db.execute(f"INSERT INTO {self._ns}_paused VALUES (?) ON CONFLICT DO NOTHING", (queue,))
+            db.execute(f"INSERT INTO {self._ns}_paused (queue) VALUES (?) ON CONFLICT DO NOTHING", (queue,))
         else:
             db.execute(f"DELETE FROM {self._ns}_paused WHERE queue = ?", (queue,))
 
@@ -462,18 +468,18 @@ class Verbs:
         ).fetchall()
         pruned = self.forget(db, [row[0] for row in ids])
         for table, keys, over in (
-            ("keys", "queue, key", f"expires_at <= {now}"),
+            ("keys", "queue, key", "expires_at <= ?1"),
             (
                 "sessions",
                 "id",
-                f"NOT open AND beat_at <= {now - CLOSED_SESSION_KEPT} AND id NOT IN "
+                f"NOT open AND beat_at <= ?1 - {CLOSED_SESSION_KEPT} AND id NOT IN "
                 f"(SELECT session_id FROM {self._ns}_live INDEXED BY {self._ns}_held WHERE state = 'in_flight')",
             ),
         ):
             pruned += db.execute(
                 f"""DELETE FROM {self._ns}_{table} WHERE ({keys}) IN
-                    (SELECT {keys} FROM {self._ns}_{table} WHERE {over} LIMIT ?)""",
-                (limit - pruned,),
+                    (SELECT {keys} FROM {self._ns}_{table} WHERE {over} LIMIT ?2)""",
+                (now, limit - pruned),
             ).rowcount
         return pruned
 

@@ -80,15 +80,19 @@ class Writer:
 
         return self._patiently(attempt, self._clock.monotonic() + self._timeout)
 
-    def run(self, verb: Callable[[sqlite3.Connection], T]) -> T:
+    def run(self, verb: Callable[[sqlite3.Connection], T], deadline: float | None = None) -> T:
         """Run the verb in a transaction of its own, on this thread. It is on disk when this returns."""
+        if deadline is None:
+            deadline = self._clock.monotonic() + self._timeout
         try:
-            return self._in_transaction(lambda: verb(self._connection), self._clock.monotonic() + self._timeout)
+            return self._in_transaction(lambda: verb(self._connection), deadline)
         except sqlite3.Error as error:
             raise store_error(error, self._path) from error
 
     def run_statement(self, sql: str, parameters: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own, on this thread: the shortest way. How many rows it wrote."""
+        self._refuse_inside_a_write()
+        deadline = self._clock.monotonic() + self._timeout
         try:
             if self._lock.acquire(timeout=self._timeout) and self._connected and not self._closed:
                 self._identity.check()
@@ -101,7 +105,22 @@ class Writer:
                 self._lock.release()
             except RuntimeError:
                 pass
-        return self.run(lambda connection: connection.execute(sql, parameters).rowcount)
+        return self.run(lambda connection: connection.execute(sql, parameters).rowcount, deadline)
+
+    def check_file(self) -> None:
+        """`StoreReplaced` if the file is no longer the one that was opened: for writes on a caller's connection."""
+        self._alone(self._identity.check, self._clock.monotonic() + self._timeout)
+
+    def _refuse_inside_a_write(self) -> None:
+        """A signal handler or finalizer may call the store in the middle of a write of its own thread.
+
+        It must not be let in: what it wrote would end with the transaction that it interrupted.
+        """
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise StoreUnavailable(
+                "the store was called by a signal handler or finalizer that interrupted a write of the same thread; "
+                "nothing was written: let the handler set a flag, or hand the work to another thread"
+            )
 
     def _in_transaction(self, work: Callable[[], T], deadline: float) -> T:
         """What `work` answers, after its commit."""
@@ -136,6 +155,7 @@ class Writer:
         taken or a transaction begun. Neither may be left behind: the one would block this process for ever, the
         other every process.
         """
+        self._refuse_inside_a_write()
         try:
             if not self._lock.acquire(timeout=max(0.0, deadline - self._clock.monotonic())):
                 raise Busy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -43,6 +43,15 @@ class FaultyStore:
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self._store, name)
         return self._faulty(name, verb) if name in FAULTY_METHODS else verb
+
+    async def __aenter__(self) -> Self:
+        """Open the store, without faults. Python looks these two up on the class, past `__getattr__`."""
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close the store, without faults."""
+        await self._store.__aexit__(*exc)
 
     def _faulty(self, name: str, verb: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any, **kwargs: Any) -> Any:

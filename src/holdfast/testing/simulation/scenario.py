@@ -188,8 +188,6 @@ class _World:
         self.loop.on_host("keeper", Rescue(self.store, ports=self.ports, ttl=TTL, policy=self.policy).run())
         await self._produce_under_faults(hosts)
         self.faults.heal()
-        while len(hosts) < 2:
-            hosts.append(self.start_worker_host())
         deadline = self.loop.time() + _DRAIN_DEADLINE
         while self.loop.time() < deadline and not await self._drained():
             await self.ports.clock.sleep(0.5)
@@ -262,7 +260,7 @@ class _World:
             elif happening.what.endswith(" applied") and happening.version != newest.get(happening.job_id, 0):
                 found.append(
                     f"{happening.job_id}: {happening.what} with version {happening.version} although version "
-                    f"{newest[happening.job_id]} had been claimed"
+                    f"{newest.get(happening.job_id, 0)} had been claimed"
                 )
         return found
 

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.failures import decode_history
-from holdfast.job import Reason, State
+from holdfast.job import Reason, State, enqueued
 from holdfast.lifecycle import Applied, Succeeded, cancel, replay
 from holdfast.store import JobQuery
 from holdfast.testing.suite.harness import BOOM, EVERY_BYTE, QUEUE, Rig
@@ -273,3 +274,14 @@ async def test_counts_follow_every_move(rig: Rig) -> None:
     [main] = await rig.store.counts()
     assert (main.ready, main.scheduled, main.succeeded, main.failed) == (4, 0, 0, 1)
     assert decode_history((await rig.get(jobs[2].id)).failure_history) == [BOOM]
+
+
+async def test_a_move_sees_the_jobs_that_follow_an_earlier_one(rig: Rig) -> None:
+    """Within one batch, too: a job of `then` is there when a later move names it."""
+    await rig.add()
+    job = await rig.take(await rig.session())
+    following = rig.new()
+    done = replace(rig.move(job, Succeeded()), then=(following,))
+    called_off = cancel(enqueued(following, 0))
+    assert await rig.store.apply([done, called_off]) == [Applied.APPLIED, Applied.APPLIED]
+    assert await rig.state(following.id) is State.CANCELLED
