@@ -7,7 +7,6 @@ directly on the calling thread.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
@@ -281,8 +280,8 @@ class Client:
 
     async def wait_ended(self, job_id: JobId, timeout: float | None) -> Job:
         """The job once it has ended, or `NotFinished` after `timeout` seconds (None: wait for ever)."""
-        if timeout is not None and math.isnan(timeout):
-            raise InvalidOption("timeout must be a number of seconds, or None to wait for ever, not NaN")
+        if timeout is not None and (not isinstance(timeout, int | float) or math.isnan(timeout)):
+            raise InvalidOption(f"timeout must be a number of seconds, or None to wait for ever, not {shown(timeout)}")
         clock = self.ports.clock
         deadline = None if timeout is None else clock.monotonic() + timeout
         pause = _FIRST_POLL

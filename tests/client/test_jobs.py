@@ -145,8 +145,10 @@ def test_not_finished(app: Holdfast, double: Any, timeout: float) -> None:
         job.result(timeout=0)
 
 
-def test_nan_is_no_timeout(double: Any) -> None:
-    with pytest.raises(InvalidOption, match="NaN"):
+def test_what_is_no_timeout(double: Any) -> None:
+    with pytest.raises(InvalidOption, match="timeout must be a number of seconds"):
+        double.enqueue(1).result(timeout="5")
+    with pytest.raises(InvalidOption, match="nan"):
         double.enqueue(1).result(timeout=float("nan"))
 
 

@@ -664,3 +664,11 @@ def test_text_in_another_form_is_refused(connect: Connect, ship: Any, seen: Seen
     with pytest.raises(ForeignConnection, match="no kind of connection"):
         ship.options(connection=connect().cursor()).enqueue("tea")
     assert seen.jobs() == 0
+
+
+def test_a_closed_sqlalchemy_connection_is_refused_clearly(engine: Engine, ship: Any, seen: Seen) -> None:
+    with engine.connect() as connection:
+        pass
+    with pytest.raises(ForeignConnection, match="cannot be used here"):
+        ship.options(connection=connection).enqueue("tea")
+    assert seen.jobs() == 0

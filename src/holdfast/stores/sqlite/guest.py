@@ -101,7 +101,16 @@ def _driver_connection(connection: object) -> Any:
         if connection.text_factory is not str:
             raise ForeignConnection("the connection gives text in another form than str: leave its text_factory alone")
         return connection
-    # SQLAlchemy, without importing it: Session.connection() -> Connection; Connection.connection -> the pooled one.
+    try:
+        return _behind_sqlalchemy(connection)
+    except ForeignConnection:
+        raise
+    except Exception as error:  # whatever SQLAlchemy says of a connection that is closed or in a failed transaction
+        raise ForeignConnection(f"the connection cannot be used here: {error}") from error
+
+
+def _behind_sqlalchemy(connection: object) -> Any:
+    """SQLAlchemy, without importing it: Session.connection() -> Connection; Connection.connection -> the pooled one."""
     to_connection = getattr(connection, "connection", None)
     bound: Any = to_connection() if inspect.ismethod(to_connection) else connection
     if inspect.ismethod(getattr(bound, "in_transaction", None)) and not bound.in_transaction():
