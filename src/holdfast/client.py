@@ -7,6 +7,7 @@ directly on the calling thread.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
