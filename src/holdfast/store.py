@@ -303,7 +303,10 @@ class Store(Protocol):
         """
 
     async def forget(self, job_ids: Sequence[JobId]) -> int:
-        """Remove ended jobs, dead letters included, for good. How many it was. Live jobs are left alone."""
+        """Remove ended jobs, dead letters included, for good. How many it was. Live jobs are left alone.
+
+        Nothing is remembered of them: a job that is inserted with the same id later begins anew, at version 0.
+        """
 
     # Reading.
 

@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast.lifecycle import Applied, Succeeded
 from holdfast.testing.suite import *  # noqa: F403
 from holdfast.testing.suite import Harness, Rig
 from tests.store.harnesses import SqliteHarness
@@ -26,3 +28,11 @@ async def test_an_insert_of_another_client_wakes_a_waiter(rig: Rig) -> None:
         await store.insert([rig.new()])
         await asyncio.wait_for(heard, 10)
         await wakeups.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_job_is_counted_in_its_own_queue_whatever_the_move_says(rig: Rig) -> None:
+    """The random model found the counts astray after an id had been forgotten and used again in another queue."""
+    await rig.add()
+    job = await rig.take(await rig.session())
+    assert await rig.store.apply([replace(rig.move(job, Succeeded()), queue="elsewhere")]) == [Applied.APPLIED]
+    assert [(counts.queue, counts.succeeded) for counts in await rig.store.counts()] == [("default", 1)]

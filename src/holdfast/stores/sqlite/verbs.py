@@ -331,9 +331,9 @@ class Verbs:
         totals: Counter[tuple[str, State]] = Counter()
         following: list[NewJob] = []
         for move in moves:
-            standing, key = found.get(move.job_id, (None, None))
+            standing, queue, key = found.get(move.job_id, (None, "", None))
             verdict = judge(move, standing)
-            if verdict is Applied.APPLIED and key and not self._change_key(db, move, key, now):
+            if verdict is Applied.APPLIED and key and not self._change_key(db, move, queue, key, now):
                 verdict = Applied.KEY_TAKEN
             answers.append(verdict)
             if standing is None or verdict is not Applied.APPLIED:
@@ -351,10 +351,10 @@ class Verbs:
             if move.to in ENDED:
                 row = (move.job_id, move.to, move.reason, move.raise_version, *fields, now, move.result)
                 to_ended.append(row)
-                totals[move.queue, move.to] += 1
+                totals[queue, move.to] += 1
             elif standing.state in ENDED:
                 back_to_live.append((move.job_id, move.reason, run_at, move.raise_version, *fields))
-                totals[move.queue, standing.state] -= 1
+                totals[queue, standing.state] -= 1
             else:
                 to_ready.append((move.reason, run_at, *fields, move.raise_version, move.job_id))
         self._write(db, to_ready, to_ended, back_to_live, totals)
@@ -381,14 +381,14 @@ class Verbs:
         if totals:
             db.executemany(self._add_to_total, [(queue, state, change) for (queue, state), change in totals.items()])
 
-    def _standings(self, db: Database, ids: Sequence[JobId]) -> dict[JobId, tuple[Standing, Key | None]]:
-        """The present situation of each job that exists, with its key."""
+    def _standings(self, db: Database, ids: Sequence[JobId]) -> dict[JobId, tuple[Standing, str, Key | None]]:
+        """The present situation of each job that exists, with its queue and its key."""
         rows = []
         missing: Sequence[JobId] = ids
         for table in ("live", "ended"):
             if missing:
                 rows += db.execute(
-                    f"""SELECT id, state, reason, version, session_id, cancel_asked, key, key_hash, key_window
+                    f"""SELECT id, state, reason, version, session_id, cancel_asked, queue, key, key_hash, key_window
                         FROM {self._ns}_{table} WHERE id IN ({marks(len(missing))})""",
                     missing,
                 ).fetchall()
@@ -405,20 +405,21 @@ class Verbs:
                     session_open=row[4] in sessions,
                     cancel_asked=bool(row[5]),
                 ),
-                None if row[6] is None else Key(row[6], row[7], row[8]),
+                row[6],
+                None if row[7] is None else Key(row[7], row[8], row[9]),
             )
             for row in rows
         }
 
-    def _change_key(self, db: Database, move: Move, key: Key, now: int) -> bool:
+    def _change_key(self, db: Database, move: Move, queue: str, key: Key, now: int) -> bool:
         """Do what the move says about the job's key. False if another job holds it."""
         if move.key_change is KeyChange.FREE:
-            self._free_key(db, move.queue, key.text, move.job_id)
+            self._free_key(db, queue, key.text, move.job_id)
         elif move.key_change is KeyChange.TAKE:
-            holder = self._key_holder(db, move.queue, key.text, now)
+            holder = self._key_holder(db, queue, key.text, now)
             if holder and holder[0] != move.job_id:
                 return False
-            db.execute(self._hold_key, self._key_row(move.queue, key, move.job_id, now))
+            db.execute(self._hold_key, self._key_row(queue, key, move.job_id, now))
         return True
 
     def note(self, db: Database, lease: Lease, progress: bytes) -> Applied:
