@@ -118,7 +118,8 @@ class PartlyRefused(HoldfastError):
     """Not every job of a batch was stored.
 
     `accepted` are in the queue. `refused` maps a position to its error. `stopped_at` is the position from which on
-    nothing was stored, because the store or the iterable failed (`stopped_by`); None: everything was tried.
+    nothing was stored, because the store or the iterable failed (`stopped_by`); None: everything was tried. If
+    `stopped_by` is an `OutcomeUnknown`, the jobs in its `ids` may have been stored all the same.
 
     `accepted` are handles, which belong to their application. Pickled, they become the ids of their jobs, and a
     `stopped_by` that is none of our errors becomes a `HoldfastError` with its text: it may not be picklable.
@@ -137,7 +138,10 @@ class PartlyRefused(HoldfastError):
             first = next(iter(refused))
             told.append(f"{len(refused)} were refused, first at position {first}: {refused[first]}")
         if stopped_at is not None:
-            told.append(f"from position {stopped_at} on nothing is stored: {stopped_by!r:.500}")
+            fate = "is stored"
+            if isinstance(stopped_by, OutcomeUnknown):
+                fate += f", unless the {len(stopped_by.ids)} jobs whose outcome is unknown are"
+            told.append(f"from position {stopped_at} on nothing {fate}: {stopped_by!r:.500}")
         super().__init__("; ".join(told))
         self.accepted = accepted
         self.refused = refused

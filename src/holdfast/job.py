@@ -42,7 +42,6 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-LIVE = frozenset({State.READY, State.IN_FLIGHT})
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 

@@ -19,6 +19,7 @@ from holdfast.errors import (
     InvalidOption,
     InvalidPayload,
     KeyConflict,
+    OutcomeUnknown,
     PartlyRefused,
     PayloadTooLarge,
     QueueClosed,
@@ -366,6 +367,28 @@ def test_a_store_that_fails_half_way_does_not_hide_what_was_accepted() -> None:
             enqueue_many(calls(work, 5))
 
 
+def test_an_unknown_outcome_half_way_is_not_called_not_stored() -> None:
+    class AnswersNoMore(MemoryStore):
+        def insert_blocking(self, jobs: Any, *, limits: Any = None) -> list[Inserted]:
+            first = not self.snapshot()["depth"]
+            inserted = super().insert_blocking(jobs, limits=limits)
+            if first:
+                return inserted
+            raise OutcomeUnknown("no reply", [job.id for job in jobs])
+
+    app = Holdfast(AnswersNoMore())
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    with pytest.raises(PartlyRefused, match="unless the 500 jobs whose outcome is unknown are") as caught:
+        app.enqueue_many(calls(work, 1_500))
+    assert caught.value.stopped_at == 1_000
+    assert isinstance(caught.value.stopped_by, OutcomeUnknown)
+    assert len(caught.value.stopped_by.ids) == 500
+    assert app.counts()[0].ready == 1_500  # they were stored, and only their ids can tell
+
+
 def test_an_iterable_that_fails_half_way_does_not_hide_what_was_accepted(make_app: MakeApp) -> None:
     app = make_app()
 
@@ -526,7 +549,7 @@ def test_a_lambda_has_no_name_to_be_known_by(app: Holdfast) -> None:
 def test_a_name_is_taken_once(app: Holdfast, double: Any) -> None:
     with pytest.raises(InvalidOption, match="there is a task 'double' already"):
         app.task(name="double")(lambda: None)
-    assert "double" in app.tasks
+    assert app.tasks["double"].name == "double"
     assert app.tasks["double"] is double.spec
     with pytest.raises(UnknownTask, match="no task 'triple' is registered here; known are: double"):
         app.tasks["triple"]
