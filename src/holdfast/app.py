@@ -12,9 +12,10 @@ from holdfast.events import Listener, ignore
 from holdfast.job import JobId, State
 from holdfast.policy import Backoff
 from holdfast.ports import SYSTEM, Ports
+from holdfast.registry import Registry, TaskOptions
 from holdfast.store import CancelAnswer, QueueCounts, Store
 from holdfast.stores import open_store
-from holdfast.tasks import Registry, Task, TaskDecorator, TaskOptions
+from holdfast.tasks import Task, TaskDecorator
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -83,15 +83,63 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise InvalidOption(f"{name} must be from {least} seconds to ten years, not {shown(seconds)}")
 
 
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a worker process works. Times in seconds.
+
+    `queues` empty: every queue that the application's tasks name. `concurrency`: how many handlers run at once.
+    `poll`: how long a worker waits at most before it looks again, whatever wake-ups it heard. `lease_ttl`: after how
+    long without a heartbeat a worker counts as dead; the same for every worker and keeper of a store. `grace`: how
+    long running handlers may go on after the signal to stop. `max_jobs`, `max_memory` (bytes): a supervised process is
+    replaced after so many jobs, or when it has grown so large, each with some jitter.
+    """
+
+    queues: tuple[str, ...] = ()
+    concurrency: int = 10
+    processes: int = 1
+    poll: float = 5.0
+    lease_ttl: float = 15.0
+    grace: float = 30.0
+    max_crashes: int = 3
+    max_snoozes: int = 100
+    max_jobs: int | None = None
+    max_memory: int | None = None
+    keepers: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what could not work."""
+        for queue in self.queues:
+            check_name("queue", queue)
+        check_whole("concurrency", self.concurrency, 1, 10_000)
+        check_whole("processes", self.processes, 1, 1_000)
+        check_whole("max_crashes", self.max_crashes, 1, 1_000_000)
+        check_whole("max_snoozes", self.max_snoozes, 0, 1_000_000)
+        for name, seconds, least in (
+            ("poll", self.poll, 0.01),
+            ("lease_ttl", self.lease_ttl, 0.5),
+            ("grace", self.grace, 0),
+        ):
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not least <= seconds <= 86_400:
+                raise InvalidOption(f"{name} must be from {least:g} seconds to a day, not {shown(seconds)}")
+        if self.max_jobs is not None:
+            check_whole("max_jobs", self.max_jobs, 1, 10**12)
+        if self.max_memory is not None:
+            check_whole("max_memory in bytes", self.max_memory, 1024 * 1024, 10**15)
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set, by room."""
 
     queues: QueueSettings = QueueSettings()
     jobs: JobSettings = JobSettings()
+    worker: WorkerSettings = WorkerSettings()
 
     def __post_init__(self) -> None:
         """Refuse rooms that are none, such as a dictionary that `parse` would have understood."""
-        for name, room, kind in (("queues", self.queues, QueueSettings), ("jobs", self.jobs, JobSettings)):
+        for name, room, kind in (
+            ("queues", self.queues, QueueSettings),
+            ("jobs", self.jobs, JobSettings),
+            ("worker", self.worker, WorkerSettings),
+        ):
             if not isinstance(room, kind):
                 raise InvalidOption(f"{name} must be a {kind.__name__}, not {shown(room)}")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.job import JobId, SessionId
+from holdfast.job import JobId, Reason, SessionId, State
 
 
 class JobEnqueued(msgspec.Struct, frozen=True, gc=False):
@@ -70,8 +70,166 @@ class KeeperFailed(msgspec.Struct, frozen=True, gc=False):
     error: str
 
 
+class WorkerStarted(msgspec.Struct, frozen=True, gc=False):
+    """A worker opened a session and begins to claim."""
+
+    worker_id: SessionId
+    queues: tuple[str, ...]
+    concurrency: int
+
+
+class WorkerStopped(msgspec.Struct, frozen=True, gc=False):
+    """A worker settled or released all that it held and closed its session. `clean`: within its grace period."""
+
+    worker_id: SessionId
+    clean: bool
+    succeeded: int
+    failed: int
+    released: int
+
+
+class SessionLost(msgspec.Struct, frozen=True, gc=False):
+    """A worker learned that its session was closed: others have its jobs. It goes on with a new one."""
+
+    worker_id: SessionId
+    held: int
+
+
+class JobStarted(msgspec.Struct, frozen=True, gc=False):
+    """A handler is about to run. `waited`: seconds since the job became due, by the store's clock."""
+
+    worker_id: SessionId
+    job_id: JobId
+    queue: str
+    task: str
+    attempt: int
+    waited: float
+    correlation_id: str | None
+
+
+class JobSettled(msgspec.Struct, frozen=True, gc=False):
+    """The store accepted what became of a claim. `seconds` the handler took; `error` is the last failure, if any."""
+
+    worker_id: SessionId
+    job_id: JobId
+    queue: str
+    task: str
+    state: State
+    reason: Reason
+    attempt: int
+    seconds: float
+    error: str
+    retry_in: float | None
+    correlation_id: str | None
+
+
+class SettleRefused(msgspec.Struct, frozen=True, gc=False):
+    """The store refused a settlement: the lease was lost meanwhile, and somebody else decided about the job."""
+
+    worker_id: SessionId
+    job_id: JobId
+    queue: str
+    task: str
+    answer: str
+
+
+class TaskUnknown(msgspec.Struct, frozen=True, gc=False):
+    """A job of a task that this worker does not have (a rolling deploy): it is put off."""
+
+    worker_id: SessionId
+    job_id: JobId
+    queue: str
+    task: str
+
+
+class LoopBlocked(msgspec.Struct, frozen=True, gc=False):
+    """The worker's event loop has not run for `seconds`: a handler blocks it. `released` unstarted jobs went back."""
+
+    worker_id: SessionId
+    seconds: float
+    released: int
+    suspects: tuple[str, ...]
+    """The tasks of the handlers that are running on the loop."""
+
+
+class HandlerStuck(msgspec.Struct, frozen=True, gc=False):
+    """A handler ran past its hard limit and cannot be stopped from within: its job failed, its slot is gone."""
+
+    worker_id: SessionId
+    job_id: JobId
+    queue: str
+    task: str
+    hard_timeout: float
+
+
+class PartFailed(msgspec.Struct, frozen=True, gc=False):
+    """A background loop of a worker (claimer, settler, heartbeat, …) failed; it goes on after `retry_in` seconds."""
+
+    worker_id: SessionId
+    part: str
+    error: str
+    retry_in: float
+
+
+class ProcessDied(msgspec.Struct, frozen=True, gc=False):
+    """A process that ran jobs ended by itself. `how`: "exit code 3", "killed by SIGSEGV". `job_id`: the one isolated
+    job that it ran; empty for a worker process, whose `started` jobs are suspects now and whose `unstarted` go back.
+    """
+
+    worker_id: SessionId
+    pid: int
+    how: str
+    job_id: JobId = ""
+    started: int = 0
+    unstarted: int = 0
+
+
+class ProcessKilled(msgspec.Struct, frozen=True, gc=False):
+    """The supervisor, or a worker for an isolated job, killed a process. `why` says what it had done."""
+
+    worker_id: SessionId
+    pid: int
+    why: str
+    job_id: JobId = ""
+
+
+class ProcessRecycled(msgspec.Struct, frozen=True, gc=False):
+    """The supervisor replaces a worker process that has run many jobs, or grew large. It finishes what it runs."""
+
+    worker_id: SessionId
+    pid: int
+    why: str
+
+
+class JobsPruned(msgspec.Struct, frozen=True, gc=False):
+    """The retention keeper removed rows whose time was over: ended jobs, keys, closed sessions."""
+
+    rows: int
+
+
 Event = (
-    JobEnqueued | QueueDeep | CancelRequested | JobReplayed | QueuePaused | SessionRescued | JobsRescued | KeeperFailed
+    JobEnqueued
+    | QueueDeep
+    | CancelRequested
+    | JobReplayed
+    | QueuePaused
+    | SessionRescued
+    | JobsRescued
+    | KeeperFailed
+    | WorkerStarted
+    | WorkerStopped
+    | SessionLost
+    | JobStarted
+    | JobSettled
+    | SettleRefused
+    | TaskUnknown
+    | LoopBlocked
+    | HandlerStuck
+    | PartFailed
+    | ProcessDied
+    | ProcessKilled
+    | ProcessRecycled
+    | JobsPruned
 )
 Listener = Callable[[Event], None]
 

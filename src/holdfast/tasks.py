@@ -1,27 +1,23 @@
-"""Tasks: a registered function with its policy, and the typed handle through which it is enqueued.
-
-A task's name is the key by which a worker finds its function. It is looked up in the registry, never imported.
-"""
+"""Tasks: the typed handle through which a registered function is enqueued, and the options of one call."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.client import Client, JobHandle, PreparedJob
-from holdfast.codec import Signature, payload_hash
+from holdfast.codec import payload_hash
 from holdfast.config import Settings
-from holdfast.errors import InvalidOption, UnknownTask, shown
-from holdfast.job import LONGEST_DELAY, MOST_RETRIES, Key, NewJob, another, check_name, check_text, check_whole
-from holdfast.policy import Backoff, Exponential, FullJitter, Steps
+from holdfast.errors import InvalidOption, shown
+from holdfast.job import LONGEST_DELAY, Key, NewJob, another
 from holdfast.ports import Ports, microseconds
+from holdfast.registry import TaskSpec, check_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,50 +35,6 @@ PAYLOAD = Payload.PAYLOAD
 """`key=PAYLOAD`: the task and its arguments are the key."""
 
 
-class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the jobs of a task are queued, retried and bounded. None: as the settings say. Times in seconds."""
-
-    version: str = "1"
-    queue: str = "default"
-    share: str = ""
-    priority: str | int | None = None
-    max_retries: int | None = None
-    backoff: Backoff = FullJitter()
-    permanent: tuple[type[BaseException], ...] = ()
-    timeout: float | None = 300.0
-    hard_timeout: float | None = None
-    isolation: Literal["process"] | None = None
-    unique: bool | float = False
-    retention: float | None = None
-    on_failed: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        check_name("version", self.version)
-        check_name("queue", self.queue)
-        if self.share != "":
-            check_text("share", self.share, 128)
-        if self.max_retries is not None:
-            check_whole("max_retries", self.max_retries, 0, MOST_RETRIES)
-        for what, limit in (("timeout", self.timeout), ("hard_timeout", self.hard_timeout)):
-            if limit is not None:
-                _seconds(what, limit, least=0.001)
-        if self.isolation not in (None, "process"):
-            raise InvalidOption(f"isolation must be 'process' or None, not {shown(self.isolation)}")
-        if self.unique is not True and self.unique is not False:
-            _seconds("unique", self.unique, least=0.001)
-        if self.retention is not None:
-            _seconds("retention", self.retention, least=0)
-        if not (callable(self.backoff) or isinstance(self.backoff, FullJitter | Exponential | Steps)):
-            raise InvalidOption("backoff must be a policy value or a callable from failures to seconds")
-        if not isinstance(self.permanent, tuple) or not all(
-            isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.permanent
-        ):
-            raise InvalidOption(f"permanent must be a tuple of exception types, not {shown(self.permanent)}")
-        if self.on_failed is not None:
-            check_name("on_failed", self.on_failed)
-
-
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What one call says beyond its task. None: as the task says."""
 
@@ -96,20 +48,6 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     key: str | Payload | None = None
     correlation_id: str | None = None
     connection: Any = None
-
-
-class TaskSpec(msgspec.Struct, frozen=True):
-    """A function as the registry knows it."""
-
-    name: str
-    function: Callable[..., Any]
-    signature: Signature
-    options: TaskOptions
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the function is a coroutine function."""
-        return inspect.iscoroutinefunction(self.function)
 
 
 def template(spec: TaskSpec, call: CallOptions, settings: Settings, ports: Ports) -> NewJob:
@@ -130,7 +68,7 @@ def template(spec: TaskSpec, call: CallOptions, settings: Settings, ports: Ports
         run_at=run_at,
         max_retries=_first_given(call.max_retries, task.max_retries, settings.jobs.max_retries),
         # A minute at least: a call that is repeated because its reply was lost must still find the job.
-        retention=microseconds(max(_seconds("retention", retention, least=0), _LEAST_RETENTION)),
+        retention=microseconds(max(check_seconds("retention", retention, least=0), _LEAST_RETENTION)),
         correlation_id=call.correlation_id,
     )
 
@@ -139,19 +77,12 @@ def _first_given(*choices: Any) -> Any:
     return next(choice for choice in choices if choice is not None)
 
 
-def _seconds(what: str, seconds: float, *, least: float) -> float:
-    most = LONGEST_DELAY / 1_000_000
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not least <= seconds <= most:
-        raise InvalidOption(f"{what} must be a number of seconds from {least:g} to {most:.0f}, not {shown(seconds)}")
-    return seconds
-
-
 def _due(call: CallOptions, ports: Ports) -> tuple[int, int | None]:
     if call.delay is not None and call.run_at is not None:
         raise InvalidOption("give either delay or run_at, not both")
     if call.delay is not None:
         delay = call.delay.total_seconds() if isinstance(call.delay, timedelta) else call.delay
-        return microseconds(_seconds("delay", delay, least=0)), None
+        return microseconds(check_seconds("delay", delay, least=0)), None
     if call.run_at is None:
         return 0, None
     if not isinstance(call.run_at, datetime) or call.run_at.utcoffset() is None:
@@ -250,38 +181,3 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-class Registry:
-    """The tasks that this process knows, by name."""
-
-    def __init__(self) -> None:
-        self._specs: dict[str, TaskSpec] = {}
-
-    def add(self, function: Callable[..., Any], name: str | None, options: TaskOptions) -> TaskSpec:
-        """Register a function. `InvalidOption` if its name is taken or its parameters cannot travel."""
-        if not inspect.isroutine(function):
-            raise InvalidOption(f"@task goes on a function, not on {shown(function)}")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidOption(f"{function.__qualname__} is a generator: calling it would not run its body")
-        name = check_name("task", getattr(function, "__name__", "") if name is None else name)
-        if name in self._specs:
-            raise InvalidOption(
-                f"there is a task {name!r} already ({self._specs[name].function.__module__}): pass another name="
-            )
-        signature = Signature(function)
-        signature.check()
-        spec = TaskSpec(name, function, signature, options)
-        self._specs[name] = spec
-        return spec
-
-    def __getitem__(self, name: str) -> TaskSpec:
-        try:
-            return self._specs[name]
-        except KeyError:
-            raise UnknownTask(
-                f"no task {shown(name)} is registered here; known are: {', '.join(sorted(self._specs)) or 'none'}"
-            ) from None
-
-    def __iter__(self) -> Iterator[TaskSpec]:
-        return iter(self._specs.values())

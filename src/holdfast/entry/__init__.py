@@ -1,0 +1,1 @@
+"""The programs that worker processes run, and how they find the application."""

@@ -1,0 +1,1 @@
+"""Observers: they consume events."""

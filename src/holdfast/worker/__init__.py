@@ -1,0 +1,1 @@
+"""What runs jobs: claim, run, settle, and keep the session alive."""
