@@ -2,7 +2,7 @@
 
 from holdfast.app import Holdfast
 from holdfast.client import JobHandle, JobPage
-from holdfast.config import JobSettings, QueueSettings, Settings
+from holdfast.config import JobSettings, QueueSettings, Settings, WorkerSettings
 from holdfast.errors import (
     CalledInEventLoop,
     CheckpointConflict,
@@ -16,6 +16,7 @@ from holdfast.errors import (
     JobStillLive,
     KeyConflict,
     NotFinished,
+    NotInJob,
     OutcomeUnknown,
     PartlyRefused,
     PayloadTooLarge,
@@ -35,18 +36,24 @@ from holdfast.errors import (
 from holdfast.failures import Failure
 from holdfast.job import Job, Reason, State
 from holdfast.policy import Exponential, FullJitter, Steps
+from holdfast.signals import GiveUp, Retry, Snooze
 from holdfast.store import CancelAnswer, QueueCounts
 from holdfast.tasks import PAYLOAD, Task
+from holdfast.worker.context import CurrentJob, current
+from holdfast.worker.embedded import EmbeddedWorker
 
 __all__ = [
     "PAYLOAD",
     "CalledInEventLoop",
     "CancelAnswer",
     "CheckpointConflict",
+    "CurrentJob",
+    "EmbeddedWorker",
     "Exponential",
     "Failure",
     "ForeignConnection",
     "FullJitter",
+    "GiveUp",
     "Holdfast",
     "HoldfastError",
     "InvalidOption",
@@ -61,6 +68,7 @@ __all__ = [
     "JobStillLive",
     "KeyConflict",
     "NotFinished",
+    "NotInJob",
     "OutcomeUnknown",
     "PartlyRefused",
     "PayloadTooLarge",
@@ -70,9 +78,11 @@ __all__ = [
     "QueueSettings",
     "Reason",
     "ResultNotKept",
+    "Retry",
     "SchemaOutdated",
     "SessionClosed",
     "Settings",
+    "Snooze",
     "StaleLease",
     "State",
     "Steps",
@@ -83,4 +93,6 @@ __all__ = [
     "UnknownPriority",
     "UnknownTask",
     "UnsafeStore",
+    "WorkerSettings",
+    "current",
 ]

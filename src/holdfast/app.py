@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from holdfast.client import Client, JobHandle, JobPage, PreparedJob
-from holdfast.config import Settings
+from holdfast.config import Settings, WorkerSettings
 from holdfast.errors import InvalidOption, shown
 from holdfast.events import Listener, ignore
 from holdfast.job import JobId, State
-from holdfast.policy import Backoff
+from holdfast.keepers.rescue import Rescue
+from holdfast.keepers.retention import Retention
+from holdfast.policy import Backoff, FullJitter, RetryPolicy
 from holdfast.ports import SYSTEM, Ports
 from holdfast.registry import Registry, TaskOptions
 from holdfast.store import CancelAnswer, QueueCounts, Store
 from holdfast.stores import open_store
-from holdfast.tasks import Task, TaskDecorator
+from holdfast.sync import refuse_in_event_loop
+from holdfast.tasks import FollowUps, Task, TaskDecorator
+from holdfast.worker.board import Board
+from holdfast.worker.embedded import EmbeddedWorker
+from holdfast.worker.handling import Handling, Middleware
+from holdfast.worker.isolation import find_application
+from holdfast.worker.service import WorkerService, run_until_signalled
+from holdfast.worker.supervisor import Supervisor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +43,7 @@ class Holdfast:
         store: str | Store,
         *,
         settings: Settings | None = None,
+        middleware: Sequence[Middleware] = (),
         on_event: Listener = ignore,
         ports: Ports = SYSTEM,
     ) -> None:
@@ -45,6 +56,10 @@ class Holdfast:
         self.store: Store = open_store(store, ports) if isinstance(store, str) else store
         self.settings = settings or Settings()
         self.tasks = Registry()
+        self.handling = Handling(ports.clock, tuple(middleware), self.settings.jobs.max_payload)
+        """How a worker calls the handlers."""
+        self.listener = on_event
+        self._ports = ports
         self._client = Client(self.store, settings=self.settings, ports=ports, listener=on_event)
 
     # Tasks.
@@ -201,6 +216,92 @@ class Holdfast:
     def counts(self) -> list[QueueCounts]:
         """Blocking twin of `acounts`."""
         return self._client.portal.run("counts", self.acounts())
+
+    # Workers.
+
+    async def arun_worker(self, settings: WorkerSettings | None = None) -> bool:
+        """Work in this event loop until cancelled; then finish what runs within the grace period."""
+        service = self.worker_service(settings or self.settings.worker)
+        running = asyncio.ensure_future(service.run())
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            service.stop()
+            await running
+            raise
+
+    def run_worker(self, settings: WorkerSettings | None = None) -> bool:
+        """Work in this process until SIGTERM or SIGINT; a second signal gives running jobs back at once.
+
+        True if everything ended well within the grace period. `holdfast worker` does the same in several processes
+        that are watched and replaced.
+        """
+        refuse_in_event_loop("run_worker")
+        return run_until_signalled(lambda: self.worker_service(settings or self.settings.worker))
+
+    def start_worker(self, settings: WorkerSettings | None = None) -> EmbeddedWorker:
+        """A worker in a daemon thread of this process, for small applications and tests. `stop` it at the end."""
+        chosen = settings or self.settings.worker
+        return EmbeddedWorker(
+            lambda listener: self.worker_service(chosen, listener=listener),
+            self.store,
+            queues=chosen.queues or self.tasks.queues(),
+            refuse_new=getattr(self.store, "shutdown", None),
+            ports=self._ports,
+            listener=self.listener,
+        )
+
+    def worker_service(
+        self,
+        settings: WorkerSettings,
+        *,
+        listener: Listener | None = None,
+        application: str | None = None,
+        board: Board | None = None,
+    ) -> WorkerService:
+        """A worker for the running event loop: what the others here are made of. A `board` has a supervisor behind."""
+        heard = listener or self.listener
+        follow_ups = FollowUps(self.tasks, self._client)
+        follow_ups.check()
+        policy = RetryPolicy(max_crashes=settings.max_crashes, max_snoozes=settings.max_snoozes)
+        rescue = Rescue(
+            self.store, ports=self._ports, ttl=settings.lease_ttl, policy=policy, listener=heard, follow=follow_ups.add
+        )
+        return WorkerService(
+            store=self.store,
+            registry=self.tasks,
+            settings=settings,
+            handling=self.handling,
+            follow=follow_ups.add,
+            keepers=[rescue.run, Retention(self.store, ports=self._ports, listener=heard).run],
+            application=application or find_application(self, self.tasks),
+            board=board,
+            supervised=board is not None,
+            ports=self._ports,
+            listener=heard,
+        )
+
+    def supervisor(
+        self, application: str, settings: WorkerSettings, *, arguments: tuple[str, ...], listener: Listener
+    ) -> Supervisor:
+        """What runs workers of this application in processes and watches them. `arguments` go to each process."""
+        follow_ups = FollowUps(self.tasks, self._client)
+        follow_ups.check()
+
+        def policy(task: str) -> RetryPolicy:
+            backoff = self.tasks[task].options.backoff if task in self.tasks else FullJitter()
+            return RetryPolicy(backoff=backoff, max_crashes=settings.max_crashes, max_snoozes=settings.max_snoozes)
+
+        return Supervisor(
+            self.store,
+            application=application,
+            settings=settings,
+            arguments=arguments,
+            policy=policy,
+            follow=follow_ups.add,
+            ports=self._ports,
+            listener=listener,
+        )
 
     # Opening and closing.
 

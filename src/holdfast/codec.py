@@ -66,6 +66,16 @@ class Signature:
         )
         self._names = frozenset(parameter.name for parameter in self._parameters)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all parameters."""
+        return self._names
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The names of the parameters without a default."""
+        return self._required
+
     @cached_property
     def _hints(self) -> dict[str, Any]:
         try:

@@ -7,6 +7,7 @@
     ├── InvalidPayload          an argument that JSON cannot carry there and back unchanged (also a ValueError)
     │   └── PayloadTooLarge
     ├── CalledInEventLoop       a blocking call inside a running event loop: use its a-prefixed twin
+    ├── NotInJob                `current()` was called outside of a handler
     ├── ForeignConnection       a connection that does not belong to this store
     ├── QueueFull               the queue holds `max_depth` jobs
     ├── QueueClosed             the store was shut down and takes no new jobs
@@ -92,6 +93,10 @@ class PayloadTooLarge(InvalidPayload):
 
 class CalledInEventLoop(HoldfastError):
     """A blocking call was made on a thread that runs an event loop."""
+
+
+class NotInJob(HoldfastError):
+    """`current()` was called where no job runs."""
 
 
 class ForeignConnection(HoldfastError):

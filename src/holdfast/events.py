@@ -243,3 +243,17 @@ def tell(listener: Listener, event: Event) -> None:
     if listener is not ignore:
         with contextlib.suppress(Exception):
             listener(event)
+
+
+def both(first: Listener, second: Listener) -> Listener:
+    """A listener that tells two others. What one raises does not keep the event from the other."""
+    if first is ignore:
+        return second
+    if second is ignore:
+        return first
+
+    def tell_both(event: Event) -> None:
+        tell(first, event)
+        tell(second, event)
+
+    return tell_both

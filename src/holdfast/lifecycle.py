@@ -38,7 +38,8 @@ TRANSITIONS = (
     Transition(State.IN_FLIGHT, State.READY, Reason.SNOOZED, "snooze"),
     Transition(State.IN_FLIGHT, State.FAILED, Reason.SNOOZED_OUT, "snooze, beyond the limit"),
     Transition(State.IN_FLIGHT, State.READY, Reason.LOST, "lease lost"),
-    Transition(State.IN_FLIGHT, State.FAILED, Reason.CRASHED, "lease lost, at the crash limit"),
+    Transition(State.IN_FLIGHT, State.READY, Reason.CRASHED, "crash alone"),
+    Transition(State.IN_FLIGHT, State.FAILED, Reason.CRASHED, "crash alone or lease lost, at the crash limit"),
     Transition(State.IN_FLIGHT, State.CANCELLED, Reason.CANCELLED, "cancel asked, then any end but ack"),
     Transition(State.READY, State.CANCELLED, Reason.CANCELLED, "cancel"),
     Transition(State.FAILED, State.READY, Reason.REPLAYED, "replay"),
@@ -50,14 +51,14 @@ TRANSITIONS = (
 # What can happen to a claim.
 
 
-class Succeeded(msgspec.Struct, frozen=True):
+class Succeeded(msgspec.Struct, frozen=True, tag=True):
     """The handler returned. `failure` says why the result could not be kept, if it could not."""
 
     result: bytes | None = None
     failure: Failure | None = None
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True, tag=True):
     """The handler raised. `permanent`: do not retry. `retry_after` (seconds) wins over the backoff."""
 
     failure: Failure
@@ -65,25 +66,34 @@ class Failed(msgspec.Struct, frozen=True):
     retry_after: float | None = None
 
 
-class Released(msgspec.Struct, frozen=True):
+class Released(msgspec.Struct, frozen=True, tag=True):
     """The worker gives the job back unharmed: shutdown, or it never started. It keeps its place and its attempts."""
 
 
-class Snoozed(msgspec.Struct, frozen=True):
+class Snoozed(msgspec.Struct, frozen=True, tag=True):
     """The handler, or the worker for it, wants the job later. Costs no attempt; bounded by `max_snoozes`."""
 
     seconds: float
     failure: Failure
 
 
-class Lost(msgspec.Struct, frozen=True):
+class Crashed(msgspec.Struct, frozen=True, tag=True):
+    """The process in which the job ran alone died. The worker, and so the session, lives."""
+
+    failure: Failure
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
     """The session that held the job is closed. `started` is None when nobody is left to know."""
 
     failure: Failure
     started: bool | None = None
 
 
-Outcome = Succeeded | Failed | Released | Snoozed | Lost
+HandlerOutcome = Succeeded | Failed | Released | Snoozed
+"""What a handler can make of its job."""
+
+Outcome = HandlerOutcome | Crashed | Lost
 
 
 class KeyChange(StrEnum):
@@ -199,6 +209,11 @@ def settle(job: Job, outcome: Outcome, policy: RetryPolicy, random: Random, *, c
             reason = Reason.SNOOZED
             if snoozes > policy.max_snoozes:
                 to, reason, new_failures = State.FAILED, Reason.SNOOZED_OUT, (outcome.failure,)
+        case Crashed():
+            attempt, crashes, suspect, new_failures = attempt + 1, crashes + 1, True, (outcome.failure,)
+            reason, delay = Reason.CRASHED, _delay(backoff_seconds(policy.backoff, crashes, random))
+            if crashes >= policy.max_crashes:
+                to = State.FAILED
         case Lost():
             reason = Reason.LOST
             if outcome.started is not False:

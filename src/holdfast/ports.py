@@ -1,4 +1,4 @@
-"""Everything nondeterministic: time, randomness, ids and threads enter the program here and nowhere else.
+"""Everything nondeterministic: time, randomness, ids, threads and processes enter the program here and nowhere else.
 
 A simulation replaces `Ports` as a whole and replays a run from its seed; a test forbids the direct use of `time`,
 `random`, `uuid`, `threading.Thread` and `asyncio.sleep` in any other module.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,10 @@ MICROSECONDS = 1_000_000
 def microseconds(seconds: float) -> int:
     """A duration in seconds as whole microseconds, rounded to the nearest."""
     return round(seconds * MICROSECONDS)
+
+
+Process = subprocess.Popen[bytes]
+"""A program that was started here."""
 
 
 class Clock(Protocol):
@@ -60,10 +65,15 @@ class Ids(Protocol):
 
 
 class Spawner(Protocol):
-    """Starts threads."""
+    """Starts threads and processes."""
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """A started daemon thread."""
+
+    def process(self, command: Sequence[str], fds: Sequence[int]) -> Process:
+        """A started program in a process group of its own, which inherits these file descriptors. Never a fork that
+        goes on in our code: that would carry locks and connections over.
+        """
 
 
 class SystemClock:
@@ -106,6 +116,11 @@ class SystemSpawner:
         started = threading.Thread(target=target, name=name, daemon=True)
         started.start()
         return started
+
+    def process(self, command: Sequence[str], fds: Sequence[int]) -> Process:
+        return subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, pass_fds=fds, start_new_session=True
+        )
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,5 +114,12 @@ class Registry:
                 f"no task {shown(name)} is registered here; known are: {', '.join(sorted(self._specs)) or 'none'}"
             ) from None
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs
+
     def __iter__(self) -> Iterator[TaskSpec]:
         return iter(self._specs.values())
+
+    def queues(self) -> tuple[str, ...]:
+        """Every queue that a task names."""
+        return tuple(sorted({spec.options.queue for spec in self}))

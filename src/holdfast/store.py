@@ -17,8 +17,9 @@ Rules for every method of every store:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from datetime import timedelta
 from enum import StrEnum
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -192,6 +193,43 @@ class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
 
 
+class Verdict(StrEnum):
+    """How good it is what was found."""
+
+    OK = "ok"
+    WEAK = "weak"
+    """It works, and keeps less than it could, or needs somebody's attention."""
+    BAD = "bad"
+    """The store cannot keep its promise like this."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that an engine says about itself, read from its live settings. `advice`: one plain line, if not ok."""
+
+    name: str
+    value: str
+    verdict: Verdict = Verdict.OK
+    advice: str = ""
+
+
+def oldest_ready(run_at: int | None, now: int) -> Finding:
+    """The finding about the ready job that was due first (None: no job waits), in the same words on every engine."""
+    if run_at is None or run_at > now:
+        return Finding("oldest ready job", "none is due")
+    return Finding("oldest ready job", f"due for {timedelta(seconds=(now - run_at) // 1_000_000)} (h:mm:ss)")
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A store that can say what an accepted job survives in it. Not every store can: the queue works without."""
+
+    async def examine(self, *, deep: bool = False) -> list[Finding]:
+        """What it finds, the first about what an accepted job survives. `deep`: read every page of the data as well.
+
+        It changes and creates nothing. An engine that cannot be opened as it is raises the error that says why.
+        """
+
+
 class Store(Protocol):
     """What the queue asks of an engine."""
 
@@ -327,6 +365,11 @@ class Store(Protocol):
 
     def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """Yields soon after jobs may have become claimable in these queues. A hint: polling is the truth."""
+
+    def beside(self) -> Store:
+        """A store on the same jobs with connections of its own, for a thread that must not wait behind this one's
+        calls. The caller closes it. An engine without connections answers with itself.
+        """
 
     async def __aenter__(self) -> Self:
         """Open what is needed. Idempotent."""

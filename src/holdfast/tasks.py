@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from holdfast.client import Client, JobHandle, PreparedJob
 from holdfast.codec import payload_hash
 from holdfast.config import Settings
-from holdfast.errors import InvalidOption, shown
-from holdfast.job import LONGEST_DELAY, Key, NewJob, another
+from holdfast.errors import InvalidOption, UnknownTask, shown
+from holdfast.failures import decode_history
+from holdfast.job import LONGEST_DELAY, Job, Key, NewJob, another
+from holdfast.lifecycle import Move
 from holdfast.ports import Ports, microseconds
-from holdfast.registry import TaskSpec, check_seconds
+from holdfast.registry import Registry, TaskSpec, check_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -181,3 +183,56 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class FollowUps:
+    """What is enqueued when a job fails for good: its task's `on_failed`, in the same step as the failure.
+
+    The follow-up task takes, of these, the parameters that it names: `job_id`, `task`, `queue`, `reason`, `error`,
+    `attempt` and `arguments` (those of the failed job).
+    """
+
+    _OFFERED = frozenset({"job_id", "task", "queue", "reason", "error", "attempt", "arguments"})
+
+    def __init__(self, registry: Registry, client: Client) -> None:
+        self._registry = registry
+        self._client = client
+
+    def check(self) -> None:
+        """`InvalidOption` if a task names an `on_failed` that is not there, or that needs what nobody can give."""
+        for spec in self._registry:
+            if spec.options.on_failed is None:
+                continue
+            try:
+                wanted = self._registry[spec.options.on_failed].signature.required
+            except UnknownTask as error:
+                raise InvalidOption(f"task {spec.name}: on_failed: {error}") from error
+            if wanted - self._OFFERED:
+                raise InvalidOption(
+                    f"task {spec.options.on_failed} is the on_failed of {spec.name}, and needs "
+                    f"{', '.join(sorted(wanted - self._OFFERED))}: it can take {', '.join(sorted(self._OFFERED))}"
+                )
+
+    def add(self, job: Job, move: Move) -> Move:
+        """The move to `failed` with the follow-up in it, if the job's task has one."""
+        try:
+            name = self._registry[job.task].options.on_failed
+            follow_up = None if name is None else self._registry[name]
+        except UnknownTask:
+            return move
+        if follow_up is None:
+            return move
+        failures = decode_history(move.failure_history)
+        offered: dict[str, Any] = {
+            "job_id": job.id,
+            "task": job.task,
+            "queue": job.queue,
+            "reason": move.reason.value,
+            "error": f"{failures[-1].type}: {failures[-1].message}" if failures else "",
+            "attempt": move.attempt,
+        }
+        if "arguments" in follow_up.signature.names:
+            offered["arguments"] = msgspec.json.decode(job.payload)
+        given = {name: value for name, value in offered.items() if name in follow_up.signature.names}
+        call: Enqueuer[..., Any] = Enqueuer(follow_up, self._client, CallOptions(correlation_id=job.correlation_id))
+        return replace(move, then=(call.job(**given).new,))

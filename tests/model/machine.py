@@ -25,6 +25,7 @@ from holdfast.job import ENDED, Job, JobId, Key, NewJob, SessionId, State
 from holdfast.lifecycle import (
     TRANSITIONS,
     Applied,
+    Crashed,
     Failed,
     Lost,
     Move,
@@ -54,6 +55,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Failed, st.just(BOOM), permanent=st.booleans(), retry_after=st.none() | st.sampled_from([0.0, 3.0])),
     st.just(Released()),
     st.builds(Snoozed, st.sampled_from([0.0, 1.0]), st.just(BOOM)),
+    st.builds(Crashed, st.just(BOOM)),
 )
 keys = st.builds(
     Key,
@@ -349,7 +351,8 @@ class StoreModel(RuleBasedStateMachine):
             move = replace(move, then=(self._new({**follow, "key": None}),))
         [answer] = self._apply([move])
         present = self.before.jobs.get(job.id)
-        if present is None or present.lease != job.lease or not self.before.sessions[job.lease.session_id].open:
+        session = self.before.sessions.get(job.lease.session_id)  # pruned, if it is closed and empty
+        if present is None or present.lease != job.lease or session is None or not session.open:
             assert answer is not Applied.APPLIED
         if answer is Applied.CANCEL_ASKED:
             move = settle(job, outcome, POLICY, _NoChance(), cancel_asked=True)

@@ -18,6 +18,7 @@ from holdfast.job import ENDED, Job, Reason, State
 from holdfast.lifecycle import (
     TRANSITIONS,
     Applied,
+    Crashed,
     Failed,
     KeyChange,
     Lost,
@@ -254,6 +255,28 @@ ENDS_OF_A_CLAIM = [
         new_failures=1,
         key=FREE,
     ),
+    # its own process died
+    Row(
+        case="crashed alone",
+        act=Crashed(NEWEST),
+        to=R,
+        reason=Reason.CRASHED,
+        counts=(7, 2, 2, 4),
+        suspect=True,
+        delay=(0, 1),
+        new_failures=1,
+    ),
+    Row(
+        case="crashed alone, at the limit",
+        act=Crashed(NEWEST),
+        job=LAST_CRASH,
+        to=F,
+        reason=Reason.CRASHED,
+        counts=(7, 2, 3, 4),
+        suspect=True,
+        new_failures=1,
+        key=FREE,
+    ),
     # lease lost
     Row(
         case="lost, not started",
@@ -439,7 +462,7 @@ def test_guard_fields(row: Row) -> None:
 
 def test_every_kind_of_end_is_in_the_table() -> None:
     kinds = {type(row.act) for row in ENDS_OF_A_CLAIM}
-    assert kinds == {Succeeded, Failed, Released, Snoozed, Lost}
+    assert kinds == {Succeeded, Failed, Released, Snoozed, Crashed, Lost}
 
 
 def test_only_failed_and_cancelled_jobs_free_their_key_and_only_a_replay_takes_it_back() -> None:

@@ -11,7 +11,7 @@ Bringing jobs back is level-triggered: whatever is in flight without an open ses
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -71,7 +71,7 @@ class SessionWatch:
 
 
 class Rescue:
-    """The keeper. Any number may run at once, in any process."""
+    """The keeper. Any number may run at once, in any process. `follow` adds to a failure what is enqueued after it."""
 
     def __init__(
         self,
@@ -81,8 +81,10 @@ class Rescue:
         ttl: float = DEFAULT_TTL,
         policy: RetryPolicy = RetryPolicy(),  # noqa: B008
         listener: Listener = ignore,
+        follow: Callable[[Job, Move], Move] | None = None,
     ) -> None:
         self._store = store
+        self._follow = follow
         self._ports = ports
         self._ttl = ttl
         self._policy = policy
@@ -144,4 +146,5 @@ class Rescue:
             type="WorkerLost",
             message=f"the worker session {job.session_id} that held the job ended without settling it",
         )
-        return settle(job, Lost(failure), self._policy, self._ports.random, cancel_asked=cancel_asked)
+        move = settle(job, Lost(failure), self._policy, self._ports.random, cancel_asked=cancel_asked)
+        return self._follow(job, move) if self._follow and move.to is State.FAILED else move

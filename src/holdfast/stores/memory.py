@@ -33,6 +33,7 @@ from holdfast.store import (
     Claimed,
     ClaimRequest,
     DepthLimit,
+    Finding,
     Inserted,
     InsertStatus,
     JobQuery,
@@ -40,7 +41,9 @@ from holdfast.store import (
     QueueCounts,
     Session,
     SessionView,
+    Verdict,
     held_by,
+    oldest_ready,
 )
 from holdfast.stores.waiting import WaitingJobs
 from holdfast.stores.wakeups import WakeupHub, queues_fed
@@ -515,6 +518,18 @@ class MemoryStore:
     def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`."""
         return self._hub.waiting(queues)
+
+    async def examine(self, *, deep: bool = False) -> list[Finding]:
+        """See `Examinable.examine`."""
+        advice = "keep jobs that matter in a file: sqlite:///jobs.db"
+        with self._lock:
+            due = [job.run_at for job in self._jobs.values() if job.state is State.READY]
+            waiting = oldest_ready(min(due, default=None), self._clock.now())
+        return [Finding("survives", "nothing beyond this process", Verdict.WEAK, advice), waiting]
+
+    def beside(self) -> MemoryStore:
+        """See `Store.beside`. There are no connections: nobody waits here for longer than a lock."""
+        return self
 
     async def __aenter__(self) -> Self:
         """Nothing to open."""

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -25,6 +26,7 @@ from holdfast.store import (
     Claimed,
     ClaimRequest,
     DepthLimit,
+    Finding,
     Inserted,
     InsertStatus,
     JobQuery,
@@ -34,6 +36,7 @@ from holdfast.store import (
     SessionView,
 )
 from holdfast.stores.sqlite.calls import on_thread
+from holdfast.stores.sqlite.examine import examine_file, examine_settings, examine_waiting
 from holdfast.stores.sqlite.file import create_private, refuse_network_file_system
 from holdfast.stores.sqlite.guest import GuestConnection
 from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
@@ -182,6 +185,16 @@ class SqliteStore:
         self._hub = WakeupHub()
         self._watching = threading.Lock()
         self._watcher = None
+
+    def beside(self) -> SqliteStore:
+        """See `Store.beside`: its own writer, reader and threads on the same file."""
+        return SqliteStore(
+            self.path,
+            namespace=self._namespace,
+            durability="full" if self._durable else "relaxed",
+            timeout=self._timeout,
+            ports=self._ports,
+        )
 
     async def __aenter__(self) -> Self:
         """Open the file now, instead of at the first use."""
@@ -348,6 +361,14 @@ class SqliteStore:
     async def now(self) -> int:
         """See `Store.now`. The engine is embedded, so its clock is this machine's."""
         return self._clock.now()
+
+    async def examine(self, *, deep: bool = False) -> list[Finding]:
+        """See `Examinable.examine`."""
+        ns = self._namespace
+        look = partial(examine_file, self.path, ns, timeout=self._timeout, deep=deep)
+        found = await on_thread(look, name="holdfast-sqlite-examiner", ports=self._ports)
+        waiting = await self._read(lambda db: examine_waiting(db, ns, self._clock.now()))
+        return [*await self._write(examine_settings), *found, waiting]
 
     # Wake-ups.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from holdfast.ports import Ports
 from holdfast.testing.simulation.loop import HOST, SimulatedLoop
@@ -73,11 +74,15 @@ class SimulatedIds:
 
 
 class NoThreads:
-    """Refuses to start threads: their order could not be replayed."""
+    """Refuses to start threads and processes: their order could not be replayed."""
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """Always an error."""
         raise RuntimeError(f"thread {name!r} inside the simulation")
+
+    def process(self, command: Sequence[str], fds: Sequence[int]) -> NoReturn:
+        """Always an error."""
+        raise RuntimeError(f"process {command[0]!r} inside the simulation")
 
 
 def simulated_ports(loop: SimulatedLoop) -> Ports:

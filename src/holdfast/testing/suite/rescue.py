@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from holdfast.failures import decode_history
 from holdfast.job import Job, Reason, SessionId, State
-from holdfast.lifecycle import Applied, Lost
+from holdfast.lifecycle import Applied, Crashed, Lost
 from holdfast.testing.suite.harness import BOOM, QUEUE, Rig
 
 
@@ -143,6 +143,21 @@ async def test_only_a_crash_alone_counts(rig: Rig) -> None:
     job = await _crash(rig, started=True)
     assert (job.id, job.state, job.reason, job.crashes) == (job_id, State.FAILED, Reason.CRASHED, 3)
     assert (job.attempt, job.failures) == (4, 0)
+
+
+async def test_the_crash_of_its_own_process_counts_at_once(rig: Rig) -> None:
+    """The worker lives and says so itself, with the lease: 3 fail it, and the history tells each."""
+    job_id = await rig.add()
+    session = await rig.session()
+    for crashes in (1, 2):
+        assert await rig.settle(await rig.take(session), Crashed(BOOM)) is Applied.APPLIED
+        job = await rig.get(job_id)
+        assert (job.state, job.reason, job.crashes, job.suspect) == (State.READY, Reason.CRASHED, crashes, True)
+        await rig.wait(1)
+    assert await rig.settle(await rig.take(session), Crashed(BOOM)) is Applied.APPLIED
+    job = await rig.get(job_id)
+    assert (job.state, job.reason, job.crashes, job.failures) == (State.FAILED, Reason.CRASHED, 3, 0)
+    assert len(decode_history(job.failure_history)) == 3
 
 
 async def test_crashes_and_retries_are_counted_apart(rig: Rig) -> None:

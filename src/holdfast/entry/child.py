@@ -1,0 +1,80 @@
+"""The program of a supervised worker process.
+
+Called as `python -m holdfast.entry.child CONTROL-FD MODULE:ATTRIBUTE PATHS PARENT BOARD-FD SETTINGS LOGGING`. The
+supervisor holds the other end of the control pipe: when that closes, it is gone, and the worker shuts down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import msgspec
+
+from holdfast.config import WorkerSettings
+from holdfast.entry.loading import load_app
+from holdfast.errors import InvalidOption
+from holdfast.events import both
+from holdfast.observe.lines import Level
+from holdfast.observe.logging import Format, configure
+from holdfast.ports import SYSTEM
+from holdfast.worker.board import Board
+from holdfast.worker.service import WorkerService, run_until_signalled
+
+_PATIENCE = 10.0
+
+
+class Logging(msgspec.Struct, frozen=True):
+    """How a worker process logs."""
+
+    format: Format = "auto"
+    level: Level = "info"
+
+
+def main(arguments: list[str]) -> int:
+    """Work until the supervisor says stop, or is gone."""
+    control, application, paths, _, board_fd, settings_json, logging_json = arguments
+    sys.path[:] = msgspec.json.decode(paths, type=list[str])
+    settings = msgspec.json.decode(settings_json, type=WorkerSettings)
+    logging = msgspec.json.decode(logging_json, type=Logging)
+    board = Board.inherited(int(board_fd))
+    try:
+        app = load_app(application)
+    except InvalidOption as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return 2
+    logs = configure(format=logging.format, level=logging.level)
+
+    def started(service: WorkerService) -> None:
+        loop = asyncio.get_running_loop()
+        SYSTEM.spawner.thread(
+            lambda: _watch_supervisor(int(control), loop, service, settings.grace), "holdfast-control"
+        )
+
+    try:
+        listener = both(app.listener, logs.listener)
+        run_until_signalled(
+            lambda: app.worker_service(settings, listener=listener, application=application, board=board),
+            started=started,
+        )
+    finally:
+        logs.close()
+    return 0
+
+
+def _watch_supervisor(control: int, loop: asyncio.AbstractEventLoop, service: WorkerService, grace: float) -> None:
+    """Stop with the supervisor: by the event loop if that still runs, by force if not."""
+    while os.read(control, 1):
+        pass
+    loop.call_soon_threadsafe(service.stop)
+    SYSTEM.clock.pause(grace + _PATIENCE)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a handler that was left behind in a thread must not keep the process

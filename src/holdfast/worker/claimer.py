@@ -1,0 +1,167 @@
+"""The claimer: asks the store for as many jobs as can start soon, and waits when there are none.
+
+It owns the session: it opens it, opens another when the store has closed it, and gives back what the store says the
+session holds though nobody here has heard of it (a claim whose reply was lost). Doing all of this in one loop means
+that none of it can happen while a claim is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+
+from holdfast.errors import SessionClosed, StoreError
+from holdfast.events import Listener, SessionLost, tell
+from holdfast.job import SessionId
+from holdfast.lifecycle import Released
+from holdfast.policy import RetryPolicy
+from holdfast.ports import MICROSECONDS, Ports
+from holdfast.store import MOST_PER_CALL, ClaimRequest, Session, Store
+from holdfast.worker.holding import Holding
+from holdfast.worker.runner import Runner
+from holdfast.worker.settler import Settler
+
+_MOST_UNSETTLED = 2 * MOST_PER_CALL
+
+
+class Claimer:
+    """Used from one event loop; `wake`, `reconcile` and `session_lost` are called there, too."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: tuple[str, ...],
+        runner: Runner,
+        settler: Settler,
+        holding: Holding,
+        poll: float,
+        introduce: Callable[[SessionId], Session],
+        opened: Callable[[SessionId], None],
+        ports: Ports,
+        listener: Listener,
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._runner = runner
+        self._settler = settler
+        self._holding = holding
+        self._poll = poll
+        self._introduce = introduce
+        self._opened = opened
+        self._ports = ports
+        self._listener = listener
+        self._woken = asyncio.Event()
+        self._turn = 0
+        self._in_doubt = False
+        self._lost = False
+        self._stopping = False
+        self.session_id: SessionId = ""
+        self.empty = False
+        """Whether the last claim found nothing that is due."""
+
+    # What others tell it.
+
+    def wake(self) -> None:
+        """Something changed: a slot is free, a settlement went through, jobs may have come."""
+        self._woken.set()
+
+    def reconcile(self) -> None:
+        """The store counts other jobs under the session than are known here."""
+        self._in_doubt = True
+        self._woken.set()
+
+    def session_lost(self, session_id: SessionId) -> None:
+        """That session was closed by somebody else."""
+        if session_id == self.session_id:
+            self._lost = True
+            self._woken.set()
+
+    def stop(self) -> None:
+        """Claim no more. A claim that is under way is still answered: cancelled, it might have taken effect unseen."""
+        self._stopping = True
+        self._woken.set()
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Claim until told to stop. What it raises is temporary: run it again."""
+        if not self.session_id:
+            await self._open_session()
+        while not self._stopping:
+            if self._lost:
+                await self._renew_session()
+            if self._in_doubt:
+                await self._give_back_unknown()
+            limit = min(self._runner.wanted, MOST_PER_CALL)
+            if limit < 1 or len(self._settler) > _MOST_UNSETTLED:
+                await self._wait(None)
+                continue
+            self._woken.clear()
+            wait = await self._claim(limit)
+            if wait is not None:
+                await self._wait(wait)
+
+    async def _claim(self, limit: int) -> float | None:
+        """Claim once. How long to wait before the next, or None for not at all."""
+        first = self._turn % len(self._queues)
+        request = ClaimRequest(
+            session_id=self.session_id,
+            queues=self._queues[first:] + self._queues[:first],  # no queue is always the last
+            limit=limit,
+            turn=self._turn,
+        )
+        try:
+            claimed = await self._store.claim(request)
+        except SessionClosed:
+            self._lost = True
+            return None
+        except StoreError:
+            self._in_doubt = True  # it may have been carried out
+            raise
+        self._turn += 1
+        self.empty = not claimed.jobs
+        if claimed.jobs:
+            self._runner.feed(self._holding.take(claimed.jobs))
+        if claimed.due_in is None:
+            return self._poll
+        return min(claimed.due_in / MICROSECONDS, self._poll) if claimed.due_in else None
+
+    async def _wait(self, seconds: float | None) -> None:
+        """Until something changes, or that long; without a time a poll interval, lest a missed wake-up stop us."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._poll if seconds is None else seconds):
+                await self._woken.wait()
+        self._woken.clear()
+
+    async def listen(self) -> None:
+        """Turn the store's wake-ups into ours, until cancelled."""
+        async with aclosing(self._store.wakeups(self._queues)) as wakeups:  # type: ignore[type-var]
+            async for _ in wakeups:
+                self._woken.set()
+
+    # The session.
+
+    async def _open_session(self) -> None:
+        session = self._introduce(self._ports.ids.session_id())
+        self._opened(session.id)  # first: whoever finds this process dead must know which session was its
+        await self._store.open_session(session)
+        self.session_id = session.id
+        self._lost = self._in_doubt = False
+
+    async def _renew_session(self) -> None:
+        tell(self._listener, SessionLost(self.session_id, len(self._holding)))
+        self._runner.abandon()
+        self._holding.forget()
+        await self._open_session()
+
+    async def _give_back_unknown(self) -> None:
+        self._in_doubt = False
+        try:
+            held = await self._store.held(self.session_id)
+        except StoreError:
+            self._in_doubt = True
+            raise
+        for job in self._holding.reconcile(held):
+            self._settler.add(job, Released(), RetryPolicy())

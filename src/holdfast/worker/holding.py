@@ -1,0 +1,90 @@
+"""What a session holds, as far as the worker knows: every claim whose end the store has not confirmed yet.
+
+The event loop starts jobs; the heartbeat's thread gives back those that have not started when the loop is blocked.
+Each claim goes one of the two ways, never both. Claims are told apart by job and version: a later claim of the same job
+may begin while the reply about an earlier one is still on its way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from enum import Enum
+
+from holdfast.job import Job
+
+ClaimKey = tuple[str, int]
+
+
+class _Fate(Enum):
+    CLAIMED = 1
+    STARTED = 2
+    GIVEN_BACK = 3
+
+
+class Holding:
+    """The claims of one session. May be used from several threads."""
+
+    def __init__(self) -> None:
+        self._fates: dict[ClaimKey, _Fate] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many claims the store should count under the session, too."""
+        return len(self._fates)
+
+    def knows(self, job: Job) -> bool:
+        """Whether the claim is known here."""
+        return (job.id, job.version) in self._fates
+
+    def take(self, jobs: Iterable[Job]) -> list[Job]:
+        """Note new claims. Those that were given back before their reply arrived are left out."""
+        taken = []
+        with self._lock:
+            for job in jobs:
+                key = (job.id, job.version)
+                if self._fates.setdefault(key, _Fate.CLAIMED) is _Fate.CLAIMED:
+                    taken.append(job)
+                else:
+                    del self._fates[key]
+        return taken
+
+    def start(self, job: Job) -> bool:
+        """Whether the job may start: nobody has given it back."""
+        key = (job.id, job.version)
+        with self._lock:
+            if self._fates.get(key) is not _Fate.CLAIMED:
+                return False
+            self._fates[key] = _Fate.STARTED
+            return True
+
+    def give_back(self, job: Job) -> bool:
+        """Whether the claim may be released: it has not started, and from now on it never will."""
+        key = (job.id, job.version)
+        with self._lock:
+            if self._fates.get(key) is _Fate.STARTED:
+                return False
+            self._fates[key] = _Fate.GIVEN_BACK
+            return True
+
+    def reconcile(self, held: Iterable[Job]) -> list[Job]:
+        """The claims that the store counts under the session and nobody here has heard of; they may be released.
+
+        Must not be called while a claim is under way: its reply would not be known yet.
+        """
+        held = list(held)
+        kept = {(job.id, job.version) for job in held}
+        with self._lock:
+            gone = [key for key, fate in self._fates.items() if fate is _Fate.GIVEN_BACK and key not in kept]
+            for key in gone:
+                del self._fates[key]
+        return [job for job in held if not self.knows(job) and self.give_back(job)]
+
+    def forget(self) -> None:
+        """The session is closed: nothing of it is held any more."""
+        with self._lock:
+            self._fates.clear()
+
+    def settled(self, job: Job) -> None:
+        """The store has confirmed, or refused, the end of the claim."""
+        self._fates.pop((job.id, job.version), None)

@@ -1,0 +1,366 @@
+"""The runner: starts claimed jobs in free slots, watches their limits, and hands their outcomes to the settler.
+
+A coroutine function runs on the event loop, a plain one on a thread, an isolated one (or any job that was running when
+a process died) in a process of its own. Everything here happens on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.errors import UnknownTask
+from holdfast.events import HandlerStuck, JobStarted, Listener, TaskUnknown, ignore, tell
+from holdfast.failures import Failure, capture
+from holdfast.job import Job, Lease
+from holdfast.lifecycle import Failed, Outcome, Released, Snoozed
+from holdfast.policy import RetryPolicy
+from holdfast.ports import MICROSECONDS, Ports
+from holdfast.registry import Registry, TaskSpec
+from holdfast.store import Store
+from holdfast.worker.board import Board
+from holdfast.worker.context import CurrentJob, Stop
+from holdfast.worker.handling import Handling
+from holdfast.worker.holding import ClaimKey, Holding
+from holdfast.worker.settler import Settler
+from holdfast.worker.threads import HandlerThreads
+
+_LONGEST_UNKNOWN_WAIT = 60.0
+_WINDOW_SECONDS = 0.05
+_LARGEST_WINDOW = 500
+_SLOW_UNTIL_KNOWN = 1.0
+_WEIGHT_OF_LATEST = 0.2
+_STALE_BUFFER = 1.0
+
+
+class Isolation(Protocol):
+    """Where jobs run in processes of their own."""
+
+    def run(
+        self, job: Job, current: CurrentJob, hard_timeout: float | None, begun: Callable[[], None]
+    ) -> Coroutine[Any, Any, Outcome]:
+        """Run the job alone in a process, after `begun` was called. Whatever becomes of that process becomes the
+        outcome. Cancelled, it tells the handler (`current.stop` says why) and waits for what that makes of it; before
+        the handler has begun, it ends without it.
+        """
+
+    async def close(self) -> None:
+        """End every process."""
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What is the same for every job of a task."""
+
+    spec: TaskSpec
+    is_async: bool
+    isolated: bool
+    timeout: float
+    hard_timeout: float
+    policy: RetryPolicy
+
+
+class Running(msgspec.Struct, eq=False):
+    """A job in a slot."""
+
+    job: Job
+    plan: _Plan
+    current: CurrentJob
+    slot: int
+    started: float
+    soft_deadline: float
+    hard_deadline: float
+    begun: bool = True
+    """False while an isolated job waits for its process. Its limits and its crash count begin with its handler."""
+    task: asyncio.Task[None] | None = None
+    cancel_asked: bool = False
+
+
+class Runner:
+    """Runs up to `slots` jobs at once. `stuck` is called when a handler had to be left behind."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: Registry,
+        slots: int,
+        max_crashes: int,
+        max_snoozes: int,
+        handling: Handling,
+        holding: Holding,
+        board: Board,
+        settler: Settler,
+        isolation: Isolation,
+        ports: Ports,
+        listener: Listener,
+        freed: Callable[[], None],
+        stuck: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._limits = (max_crashes, max_snoozes)
+        self._handling = handling
+        self._holding = holding
+        self._board = board
+        self._settler = settler
+        self._isolation = isolation
+        self._ports = ports
+        self._listener = listener
+        self._freed = freed
+        self._stuck = stuck
+        self._loop = asyncio.get_running_loop()
+        self._plans: dict[str, _Plan] = {}
+        self._slots = slots
+        self._free = list(range(slots))
+        self._buffer: deque[Job] = deque()
+        self._threads: HandlerThreads[Outcome] = HandlerThreads(ports, "holdfast-handler")
+        self._usual_seconds = _SLOW_UNTIL_KNOWN
+        self._last_start = ports.clock.monotonic()
+        self._watch: asyncio.TimerHandle | None = None
+        self._noted: dict[Lease, CurrentJob] = {}
+        self._abandoned: set[asyncio.Task[None]] = set()
+        self.running: dict[ClaimKey, Running] = {}
+        self.stopping = False
+
+    # What the claimer asks.
+
+    @property
+    def wanted(self) -> int:
+        """How many more jobs to claim: free slots, and a window of about 50 ms of work behind them."""
+        window = min(int(self._slots * _WINDOW_SECONDS / self._usual_seconds), _LARGEST_WINDOW)
+        buffered = len(self._buffer)
+        return 0 if buffered > window // 2 else len(self._free) + window - buffered
+
+    def feed(self, jobs: Iterable[Job]) -> None:
+        """Start these jobs as slots allow."""
+        self._buffer.extend(jobs)
+        self._pump()
+
+    # Starting and ending.
+
+    def _pump(self) -> None:
+        buffer, free = self._buffer, self._free
+        while buffer and free and not self.stopping:
+            job = buffer.popleft()
+            if self._holding.start(job):
+                self._start(job)
+            else:
+                self._holding.settled(job)
+
+    def _start(self, job: Job) -> None:
+        plan = self._plans.get(job.task) or self._plan(job)
+        if plan is None:
+            return
+        now = self._last_start = self._ports.clock.monotonic()
+        slot = self._free.pop()
+        isolated = plan.isolated or job.suspect
+        current = CurrentJob(job, self._store, self._ports, is_async=plan.is_async, noted=self._note)
+        running = Running(job, plan, current, slot, now, math.inf, math.inf, begun=not isolated)
+        self.running[job.id, job.version] = running
+        if not isolated:
+            self._begin(running, now, now + plan.hard_timeout)
+        if self._listener is not ignore:
+            waited = max(0, (job.claimed_at or job.run_at) - job.run_at) / MICROSECONDS
+            tell(
+                self._listener,
+                JobStarted(
+                    job.session_id or "", job.id, job.queue, job.task, job.attempt + 1, waited, job.correlation_id
+                ),
+            )
+        if isolated:
+            hard = None if math.isinf(plan.hard_timeout) else plan.hard_timeout
+            run = self._isolation.run(job, current, hard, partial(self._begin_isolated, running))
+        elif plan.is_async:
+            run = self._handling.call_async(plan.spec, job, current)
+        else:
+            call = partial(self._handling.call_plain, plan.spec, job, current)
+            self._threads.submit(call, partial(self._finish, running))
+            return
+        # An empty context: what one handler leaves in its context variables must not reach the next.
+        running.task = self._loop.create_task(self._follow_to_end(running, run), context=contextvars.Context())
+
+    def _begin(self, running: Running, now: float, hard_deadline: float) -> None:
+        running.begun, running.started = True, now
+        running.soft_deadline, running.hard_deadline = now + running.plan.timeout, hard_deadline
+        self._board.start(running.slot, running.job.id, running.job.version, hard_deadline)
+        self._watch_until(min(running.soft_deadline, hard_deadline))
+
+    def _begin_isolated(self, running: Running) -> None:
+        # The hard limit is kept where the process can be killed alone.
+        self._begin(running, self._ports.clock.monotonic(), math.inf)
+
+    async def _follow_to_end(self, running: Running, run: Coroutine[Any, Any, Outcome]) -> None:
+        self._finish(running, await run)
+
+    def _finish(self, running: Running, outcome: Outcome) -> None:
+        key = (running.job.id, running.job.version)
+        if self.running.pop(key, None) is None:
+            return  # it was left behind: its job is settled, and its slot has another
+        seconds = self._ports.clock.monotonic() - running.started
+        self._usual_seconds += (max(seconds, 1e-6) - self._usual_seconds) * _WEIGHT_OF_LATEST
+        self._leave(running, outcome, seconds)
+        self._pump()
+        self._freed()
+
+    def _leave(self, running: Running, outcome: Outcome, seconds: float) -> None:
+        self._board.end(running.slot)
+        self._free.append(running.slot)
+        if self._noted:
+            self._noted.pop(running.job.lease, None)
+        self._settler.add(running.job, outcome, running.plan.policy, seconds=seconds, cancel_asked=running.cancel_asked)
+
+    def _plan(self, job: Job) -> _Plan | None:
+        crashes, snoozes = self._limits
+        try:
+            spec = self._registry[job.task]
+        except UnknownTask as error:
+            tell(self._listener, TaskUnknown(job.session_id or "", job.id, job.queue, job.task))
+            failure = capture(error, at=self._ports.clock.now(), attempt=job.attempt + 1)
+            wait = min(2.0 ** min(job.snoozes, 10), _LONGEST_UNKNOWN_WAIT) * (0.5 + self._ports.random.fraction() / 2)
+            policy = RetryPolicy(max_crashes=crashes, max_snoozes=snoozes)
+            self._settler.add(job, Snoozed(wait, msgspec.structs.replace(failure, traceback="")), policy)
+            return None
+        options = spec.options
+        plan = self._plans[job.task] = _Plan(
+            spec,
+            spec.is_async,
+            options.isolation == "process",
+            math.inf if options.timeout is None else options.timeout,
+            math.inf if options.hard_timeout is None else options.hard_timeout,
+            RetryPolicy(backoff=options.backoff, max_crashes=crashes, max_snoozes=snoozes),
+        )
+        return plan
+
+    # Limits.
+
+    def _watch_until(self, deadline: float) -> None:
+        if math.isinf(deadline):
+            return
+        wait = deadline - self._ports.clock.monotonic()
+        when = self._loop.time() + wait
+        if self._watch is None or when < self._watch.when():
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch = self._loop.call_later(max(wait, 0), self._look)
+
+    def _look(self) -> None:
+        """Act on every deadline that has passed, and come back for the next."""
+        self._watch = None
+        now = self._ports.clock.monotonic()
+        following = math.inf
+        for running in list(self.running.values()):
+            if running.hard_deadline <= now:
+                self._leave_behind(running)
+                continue
+            if running.soft_deadline <= now:
+                running.soft_deadline = math.inf
+                self._ask_to_stop(running, Stop.TIMEOUT)
+            following = min(following, running.soft_deadline, running.hard_deadline)
+        self._watch_until(following)
+
+    def _ask_to_stop(self, running: Running, why: Stop) -> None:
+        if running.current.stop is None:
+            running.current.stop = why
+            if running.task is not None:
+                running.task.cancel()
+
+    def _leave_behind(self, running: Running) -> None:
+        """Past its hard limit: fail the job by its lease, give its slot to others, and have the process replaced."""
+        job, limit = running.job, running.plan.hard_timeout
+        del self.running[job.id, job.version]
+        tell(self._listener, HandlerStuck(job.session_id or "", job.id, job.queue, job.task, limit))
+        running.current.stop = running.current.stop or Stop.TIMEOUT
+        if running.task is not None:
+            self._abandoned.add(running.task)
+            running.task.add_done_callback(self._abandoned.discard)
+            running.task.cancel()
+        self._leave(running, Failed(hard_timeout_failure(job, limit, self._ports)), limit)
+        self._stuck()
+        self._pump()
+        self._freed()
+
+    # What others ask.
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """Somebody asked to cancel these jobs: tell those that run, and settle those that do not yet."""
+        wanted = set(job_ids)
+        for running in self.running.values():
+            if running.job.id in wanted and not running.cancel_asked:
+                running.cancel_asked = True
+                self._ask_to_stop(running, Stop.CANCEL)
+        for job in [job for job in self._buffer if job.id in wanted]:
+            self._buffer.remove(job)
+            self._release(job, cancel_asked=True)
+
+    def release_unstarted(self) -> int:
+        """Give back every job that waits for a slot, or for a process of its own."""
+        for running in list(self.running.values()):
+            if not running.begun:
+                self._ask_to_stop(running, Stop.SHUTDOWN)
+        return self._release_buffer()
+
+    def _release_buffer(self) -> int:
+        jobs = list(self._buffer)
+        self._buffer.clear()
+        return sum(self._release(job) for job in jobs)
+
+    def release_stale(self) -> int:
+        """The same if nothing has started for a second: the handlers became slow, and others may be idle."""
+        if self._buffer and self._ports.clock.monotonic() - self._last_start > _STALE_BUFFER:
+            self._usual_seconds = max(self._usual_seconds, _SLOW_UNTIL_KNOWN)
+            return self._release_buffer()
+        return 0
+
+    def _release(self, job: Job, *, cancel_asked: bool = False) -> bool:
+        if not self._holding.give_back(job):
+            return False
+        self._settler.add(job, Released(), RetryPolicy(), cancel_asked=cancel_asked)
+        return True
+
+    def stop_running(self, why: Stop) -> None:
+        """Ask every handler to stop."""
+        for running in list(self.running.values()):
+            self._ask_to_stop(running, why)
+
+    def abandon(self) -> None:
+        """The session is closed: what waits here is others' now, and so is what runs, which is asked to stop."""
+        self._buffer.clear()
+        self.stop_running(Stop.LOST)
+
+    def release_running(self) -> int:
+        """Give back the jobs of handlers that did not stop when they were asked to. The process must end now."""
+        left = list(self.running.values())
+        self.running.clear()
+        for running in left:
+            self._leave(running, Released(), 0.0)
+        return len(left)
+
+    def progress_to_keep(self) -> list[CurrentJob]:
+        """The jobs that told new progress since the last call."""
+        noted = []
+        while self._noted:  # threads go on adding: taking one by one loses none
+            noted.append(self._noted.popitem()[1])
+        return noted
+
+    def _note(self, current: CurrentJob) -> None:
+        self._noted[current.lease] = current
+
+    async def close(self) -> None:
+        """End threads and processes. Nothing runs any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._threads.close()
+        await self._isolation.close()
+
+
+def hard_timeout_failure(job: Job, limit: float, ports: Ports) -> Failure:
+    """The failure of a job that ran past its hard limit."""
+    message = f"the handler ran past its hard limit of {limit:g} s and did not stop"
+    return Failure(ports.clock.now(), job.attempt + 1, "HardTimeout", message)

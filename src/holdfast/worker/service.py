@@ -1,0 +1,309 @@
+"""The worker as a whole, and the one place where the order of starting and stopping is written.
+
+Starting: the session, then the heartbeat, then the settler, the keepers and the claimer. Stopping: no more claims, give
+back what has not started, let handlers finish within the grace period, stop and give back the rest, confirm every
+settlement, end the heartbeat, close the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from holdfast.config import WorkerSettings
+from holdfast.errors import HoldfastError, InvalidOption
+from holdfast.events import Listener, PartFailed, WorkerStarted, WorkerStopped, tell
+from holdfast.job import SessionId
+from holdfast.ports import Ports
+from holdfast.registry import Registry
+from holdfast.store import Session, Store
+from holdfast.worker.board import Board
+from holdfast.worker.claimer import Claimer
+from holdfast.worker.context import Stop
+from holdfast.worker.handling import Handling
+from holdfast.worker.heart import Heart
+from holdfast.worker.holding import Holding
+from holdfast.worker.isolation import IsolatedPool
+from holdfast.worker.runner import Runner
+from holdfast.worker.settler import Follow, Settler
+
+Loop = Callable[[], Awaitable[None]]
+"""A background loop: runs until it is cancelled, and is started again when it fails."""
+
+_TICK_EVERY = 0.25
+_PROGRESS_EVERY = 0.5
+_LAST_WORDS = 1.0
+"""How long handlers have to end after they were asked to, and settlements to be confirmed after a second signal."""
+_SETTLE_DEADLINE = 15.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class WorkerService:
+    """One worker session after another in one event loop. `run` once; `stop` from that loop, as often as you like."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: Registry,
+        settings: WorkerSettings,
+        handling: Handling,
+        follow: Follow,
+        keepers: Sequence[Loop],
+        application: str | None,
+        board: Board | None = None,
+        supervised: bool = False,
+        ports: Ports,
+        listener: Listener,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._ports = ports
+        self._listener = listener
+        self._keepers = keepers
+        self._supervised = supervised
+        self._stops = 0
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._queues = settings.queues or registry.queues()
+        if not self._queues:
+            raise InvalidOption("the worker has no queues: the application has no tasks, and none were named")
+        self._board = board or Board.private(settings.concurrency)
+        self._holding = Holding()
+        self.settler = Settler(
+            store, self._holding, ports=ports, listener=listener, follow=follow, settled=self._on_change
+        )
+        self._runner = Runner(
+            store=store,
+            registry=registry,
+            slots=settings.concurrency,
+            max_crashes=settings.max_crashes,
+            max_snoozes=settings.max_snoozes,
+            handling=handling,
+            holding=self._holding,
+            board=self._board,
+            settler=self.settler,
+            isolation=IsolatedPool(application, ports=ports, listener=listener),
+            ports=ports,
+            listener=listener,
+            freed=self._on_change,
+            stuck=self._on_stuck,
+        )
+        self._claimer = Claimer(
+            store=store,
+            queues=self._queues,
+            runner=self._runner,
+            settler=self.settler,
+            holding=self._holding,
+            poll=settings.poll,
+            introduce=self._introduce,
+            opened=self._on_session,
+            ports=ports,
+            listener=listener,
+        )
+        self._heart = Heart(
+            store.beside(),
+            ttl=settings.lease_ttl,
+            holding=self._holding,
+            board=self._board,
+            loop=asyncio.get_running_loop(),
+            lost=self._claimer.session_lost,
+            cancel=self._runner.cancel,
+            reconcile=self._claimer.reconcile,
+            on_loop=self._on_loop,
+            ports=ports,
+            listener=listener,
+        )
+
+    # What others ask.
+
+    @property
+    def worker_id(self) -> SessionId:
+        """The present session."""
+        return self._claimer.session_id
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held, and the last claim found nothing that was due."""
+        return self._claimer.empty and not self._holding and not self.settler
+
+    def stop(self) -> None:
+        """Stop: once, and running handlers may finish within the grace period; again, and they are given back now."""
+        self._stops += 1
+        self._runner.stopping = True
+        self._claimer.stop()
+        self._on_change()
+
+    # What the parts tell.
+
+    def _introduce(self, session_id: SessionId) -> Session:
+        return Session(id=session_id, host=socket.gethostname()[:128], pid=os.getpid(), queues=self._queues)
+
+    def _on_session(self, session_id: SessionId) -> None:
+        self._board.open_session(session_id)
+        self._heart.session_id = session_id
+
+    def _on_change(self) -> None:
+        self._claimer.wake()
+        self._changed.set()
+
+    def _on_stuck(self) -> None:
+        if self._supervised:
+            self.stop()  # the supervisor starts a fresh process, and the stuck handler ends with this one
+
+    def _on_loop(self) -> tuple[str, ...]:
+        """The tasks whose handlers are on the event loop. Called from the heart's thread."""
+        return tuple(
+            sorted({running.job.task for running in list(self._runner.running.values()) if running.plan.is_async})
+        )
+
+    # The life of the worker.
+
+    async def run(self) -> bool:
+        """Work until stopped. True if everything ended well within the grace period."""
+        self._tick()
+        claiming = self._spawn("claimer", self._claimer.run)
+        self._heart.start()
+        self._spawn("settler", self.settler.run)
+        self._spawn("progress", self._keep_progress)
+        self._spawn("wake-ups", self._claimer.listen)
+        for number, keeper in enumerate(self._keepers if self._settings.keepers else ()):
+            self._spawn(f"keeper {number}", keeper)
+        while not self._stops and not self.worker_id:
+            await self._wait_for_change(1.0)
+        tell(self._listener, WorkerStarted(self.worker_id, self._queues, self._settings.concurrency))
+        self._board.ready()
+        while not self._stops:
+            await self._wait_for_change(60.0)
+        return await self._shut_down(claiming)
+
+    async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:
+        clock, settings = self._ports.clock, self._settings
+        released = self._runner.release_unstarted()
+        deadline = clock.monotonic() + settings.grace
+        while (self._runner.running or not claiming.done()) and self._stops == 1:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                break
+            await self._wait_for_change(min(left, _TICK_EVERY))
+            released += self._runner.release_unstarted()  # a claim that was under way may have brought some
+        released += self._runner.release_unstarted()
+        clean = not self._runner.running
+        if not clean:
+            self._runner.stop_running(Stop.SHUTDOWN)
+            deadline = clock.monotonic() + _LAST_WORDS
+            while self._runner.running and clock.monotonic() < deadline and self._stops == 1:
+                await self._wait_for_change(0.05)
+            await clock.sleep(0.01)  # for coroutines that end at once when they are cancelled
+            released += self._runner.release_running()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_DEADLINE if self._stops == 1 else _LAST_WORDS):
+                await self.settler.flushed()
+        await self._end_parts()
+        with suppress(HoldfastError, TimeoutError):  # whoever looks next finds the session dead
+            async with asyncio.timeout(_LAST_WORDS):
+                if self.worker_id:
+                    await self._store.close_session(self.worker_id)
+        counts = self.settler.counts
+        tell(self._listener, WorkerStopped(self.worker_id, clean, counts["succeeded"], counts["failed"], released))
+        return clean
+
+    async def _end_parts(self) -> None:
+        self._stopped = True
+        self._heart.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._runner.close()
+
+    def _spawn(self, name: str, part: Loop) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._keep_running(name, part), name=f"holdfast {name}")
+        task.add_done_callback(lambda _: self._on_change())
+        self._tasks.append(task)
+        return task
+
+    async def _keep_running(self, name: str, part: Loop) -> None:
+        """Run a part until it returns; start it again, a little later each time, when it fails."""
+        pause = _FIRST_PAUSE
+        while True:
+            began = self._ports.clock.monotonic()
+            try:
+                await part()
+                return
+            except Exception as error:
+                if self._ports.clock.monotonic() - began > _LONGEST_PAUSE:
+                    pause = _FIRST_PAUSE
+                retry_in = pause * (0.5 + self._ports.random.fraction())
+                tell(self._listener, PartFailed(self.worker_id, name, f"{type(error).__name__}: {error}", retry_in))
+                if self._stops and name == "claimer":
+                    return
+                await self._ports.clock.sleep(retry_in)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
+
+    _stopped = False
+
+    def _tick(self) -> None:
+        """Show that the event loop runs."""
+        if self._stopped:
+            return
+        self._board.tick(self._ports.clock.monotonic())
+        self._runner.release_stale()
+        asyncio.get_running_loop().call_later(_TICK_EVERY, self._tick)
+
+    async def _keep_progress(self) -> None:
+        while True:
+            await self._ports.clock.sleep(_PROGRESS_EVERY)
+            for current in self._runner.progress_to_keep():
+                if current.latest_progress is not None:
+                    await self._store.note(current.lease, current.latest_progress)
+
+
+def run_until_signalled(
+    make: Callable[[], WorkerService], *, started: Callable[[WorkerService], None] = lambda service: None
+) -> bool:
+    """Run a worker in this process, until SIGTERM or SIGINT stops it. True if it ended well.
+
+    A second signal gives running jobs back at once; a third ends the process as it would any other. `started` is called
+    on the event loop.
+    """
+
+    async def run() -> bool:
+        service = make()
+        loop = asyncio.get_running_loop()
+        heard = 0
+
+        def stop(number: int) -> None:
+            nonlocal heard
+            heard += 1
+            if heard > 2:
+                loop.remove_signal_handler(number)
+            service.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        started(service)
+        return await service.run()
+
+    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+        return runner.run(run())
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        return None
+    fastest: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return fastest

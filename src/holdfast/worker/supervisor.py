@@ -1,0 +1,236 @@
+"""The supervisor: starts worker processes, watches them, and cleans up after each that dies.
+
+A process that ends by itself is replaced, and its jobs are back in their queues at once: the board that it shared with
+us says which had started. Processes that hold a job past its hard limit are killed; those that have run many jobs or
+grew large are replaced without haste. Nothing that a process leaves behind survives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from holdfast.config import WorkerSettings
+from holdfast.errors import HoldfastError
+from holdfast.events import Listener, PartFailed, ProcessDied, ProcessKilled, ProcessRecycled, tell
+from holdfast.policy import RetryPolicy
+from holdfast.ports import Ports, Process
+from holdfast.store import Store
+from holdfast.worker.board import Board
+from holdfast.worker.holding import ClaimKey
+from holdfast.worker.isolation import how_it_ended, program
+from holdfast.worker.process_tree import adopt_orphans, children_of, kill_strangers, memory_of
+from holdfast.worker.recovery import Death, recover
+from holdfast.worker.settler import Follow
+
+_LOOK_EVERY = 0.2
+_HARD_LIMIT_MARGIN = 1.0
+"""The process itself notices first, if it still can."""
+_STOP_MARGIN = 10.0
+_STOP_AT_ONCE = 3.0
+_JITTER = 0.1
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_BAD_CONFIGURATION = 2
+
+
+class _Child(msgspec.Struct, eq=False):
+    popen: Process
+    board: Board
+    control: int
+    most_jobs: float
+    most_memory: float
+    ended: bool = False
+    leaving: bool = False
+    kill_at: float | None = None
+    killed: bool = False
+    overdue: frozenset[ClaimKey] = frozenset()
+
+
+class Supervisor:
+    """Runs `settings.processes` workers of an application. Needs a process of its own: it adopts and kills orphans."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        application: str,
+        settings: WorkerSettings,
+        arguments: tuple[str, ...],
+        policy: Callable[[str], RetryPolicy],
+        follow: Follow,
+        ports: Ports,
+        listener: Listener,
+    ) -> None:
+        self._store = store
+        self._application = application
+        self._settings = settings
+        self._arguments = arguments
+        self._policy = policy
+        self._follow = follow
+        self._ports = ports
+        self._listener = listener
+        self._children: list[_Child] = []
+        self._recoveries: set[asyncio.Task[None]] = set()
+        self._pause = 0.0
+        self._not_before = 0.0
+        self._stops = 0
+        self._changed = asyncio.Event()
+        self._failed = 0
+
+    def stop(self) -> None:
+        """Stop: once, and handlers may finish within the grace period; again, and they are given back at once."""
+        self._stops += 1
+        wait = self._settings.grace + _STOP_MARGIN if self._stops == 1 else _STOP_AT_ONCE
+        for child in self._children:
+            self._ask_to_stop(child, wait)
+        self._changed.set()
+
+    async def run(self) -> int:
+        """Supervise until stopped. The exit code: 0, or 2 if the processes cannot even start."""
+        adopt_orphans()
+        strangers = set(children_of(os.getpid()))  # whatever the application started when it was imported
+        while not self._stops or self._children:
+            self._start_missing()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY):
+                    await self._changed.wait()
+            self._changed.clear()
+            for child in [child for child in self._children if child.ended]:
+                self._bury(child, strangers)
+            self._enforce_limits()
+        if self._recoveries:
+            await asyncio.wait(self._recoveries, timeout=self._settings.lease_ttl)
+        return self._failed
+
+    # Starting.
+
+    def _start_missing(self) -> None:
+        while (
+            not self._stops
+            and sum(not child.leaving for child in self._children) < self._settings.processes
+            and self._ports.clock.monotonic() >= self._not_before
+        ):
+            self._children.append(self._start())
+
+    def _start(self) -> _Child:
+        board, board_fd = Board.create(self._settings.concurrency)
+        theirs, ours = os.pipe()
+        try:
+            command = program("child", theirs, self._application, str(board_fd), *self._arguments)
+            popen = self._ports.spawner.process(command, [theirs, board_fd])
+        finally:
+            os.close(theirs)
+            os.close(board_fd)
+        child = _Child(
+            popen, board, ours, self._jittered(self._settings.max_jobs), self._jittered(self._settings.max_memory)
+        )
+        loop = asyncio.get_running_loop()
+
+        def wait() -> None:
+            popen.wait()
+            with suppress(RuntimeError):  # we have ended ourselves
+                loop.call_soon_threadsafe(self._on_end, child)
+
+        self._ports.spawner.thread(wait, f"holdfast-wait-{popen.pid}")
+        return child
+
+    def _jittered(self, limit: int | None) -> float:
+        # Processes that started together must not be replaced together.
+        return float("inf") if limit is None else limit * (1 - _JITTER * self._ports.random.fraction())
+
+    def _on_end(self, child: _Child) -> None:
+        child.ended = True
+        self._changed.set()
+
+    # Limits.
+
+    def _enforce_limits(self) -> None:
+        now = self._ports.clock.monotonic()
+        for child in self._children:
+            if child.ended or child.killed:
+                continue
+            overdue = frozenset(
+                (started.job_id, started.version)
+                for started in child.board.started()
+                if started.hard_deadline + _HARD_LIMIT_MARGIN < now
+            )
+            if overdue:
+                child.overdue = overdue
+                self._kill(child, f"{len(overdue)} of its jobs ran past the hard limit")
+            elif child.kill_at is not None and now > child.kill_at:
+                self._kill(child, "it did not stop in time")
+            elif not child.leaving and not self._stops:
+                self._recycle_if_due(child)
+
+    def _recycle_if_due(self, child: _Child) -> None:
+        why = None
+        if child.board.done >= child.most_jobs:
+            why = f"it has run {child.board.done} jobs"
+        elif (memory := memory_of(child.popen.pid)) >= child.most_memory:
+            why = f"it uses {memory // 2**20} MiB of memory"
+        if why is not None:
+            tell(self._listener, ProcessRecycled(child.board.session_id, child.popen.pid, why))
+            self._ask_to_stop(child, self._settings.grace + _STOP_MARGIN)
+
+    def _ask_to_stop(self, child: _Child, wait: float) -> None:
+        child.leaving = True
+        child.kill_at = self._ports.clock.monotonic() + wait
+        with suppress(ProcessLookupError):
+            child.popen.send_signal(signal.SIGTERM)
+
+    def _kill(self, child: _Child, why: str) -> None:
+        child.killed = child.leaving = True
+        tell(self._listener, ProcessKilled(child.board.session_id, child.popen.pid, why))
+        with suppress(ProcessLookupError):
+            os.killpg(child.popen.pid, signal.SIGKILL)
+
+    # Cleaning up.
+
+    def _bury(self, child: _Child, strangers: set[int]) -> None:
+        self._children.remove(child)
+        code = child.popen.returncode
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.popen.pid, signal.SIGKILL)
+        kill_strangers({other.popen.pid for other in self._children} | strangers)
+        os.close(child.control)
+        was_ready = child.board.is_ready
+        death = Death(child.board.session_id, how_it_ended(code), child.board.started(), child.killed, child.overdue)
+        child.board.close()
+        if was_ready:
+            self._pause = 0.0
+        else:
+            self._pause = min(max(self._pause * 2, _FIRST_PAUSE), _LONGEST_PAUSE)
+            self._not_before = self._ports.clock.monotonic() + self._pause * (0.5 + self._ports.random.fraction())
+            if code == _BAD_CONFIGURATION and not self._stops:
+                self._failed = _BAD_CONFIGURATION
+                self.stop()
+        recovery = asyncio.ensure_future(self._recover(child.popen.pid, code, death))
+        self._recoveries.add(recovery)
+        recovery.add_done_callback(self._recoveries.discard)
+
+    async def _recover(self, pid: int, code: int | None, death: Death) -> None:
+        """Bring its jobs back, however long the store takes: until then a keeper may do it, and we find nothing."""
+        pause = _FIRST_PAUSE / 5
+        recovered = None
+        while recovered is None:
+            try:
+                recovered = await recover(
+                    self._store, death, policy=self._policy, follow=self._follow, ports=self._ports
+                )
+            except HoldfastError as error:
+                tell(
+                    self._listener, PartFailed(death.session_id, "recovery", f"{type(error).__name__}: {error}", pause)
+                )
+                await self._ports.clock.sleep(pause * (0.5 + self._ports.random.fraction()))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        if code != 0 and not death.killed:
+            tell(
+                self._listener,
+                ProcessDied(death.session_id, pid, death.how, started=recovered.started, unstarted=recovered.unstarted),
+            )
