@@ -158,10 +158,11 @@ class Claimer:
 
     async def _give_back_unknown(self) -> None:
         self._in_doubt = False
+        before = self._holding.known()
         try:
             held = await self._store.held(self.session_id)
         except StoreError:
             self._in_doubt = True
             raise
-        for job in self._holding.reconcile(held):
+        for job in self._holding.reconcile(held, before):
             self._settler.add(job, Released(), RetryPolicy())

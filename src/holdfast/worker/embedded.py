@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import Event, JobSettled, Listener, PartFailed, tell
 from holdfast.ports import Ports
 from holdfast.store import Store
-from holdfast.worker.service import WorkerService
+from holdfast.worker.service import WorkerService, run_to_end
 
 KEPT_EXCEPTIONS = 1_000
 _LOOK_EVERY = 0.01
@@ -64,7 +64,7 @@ class EmbeddedWorker:
 
     def _serve(self) -> None:
         try:
-            asyncio.run(self._run())
+            run_to_end(self._run())
         except BaseException as error:
             self._error = error
         finally:

@@ -67,10 +67,16 @@ class Holding:
             self._fates[key] = _Fate.GIVEN_BACK
             return True
 
-    def reconcile(self, held: Iterable[Job]) -> list[Job]:
+    def known(self) -> frozenset[ClaimKey]:
+        """Every claim that is known now."""
+        with self._lock:
+            return frozenset(self._fates)
+
+    def reconcile(self, held: Iterable[Job], before: frozenset[ClaimKey]) -> list[Job]:
         """The claims that the store counts under the session and nobody here has heard of; they may be released.
 
-        Must not be called while a claim is under way: its reply would not be known yet.
+        `before` is what was known before the store was asked: some of it may be settled by now. Must not be called
+        while a claim is under way: its reply would not be known yet.
         """
         held = list(held)
         kept = {(job.id, job.version) for job in held}
@@ -78,7 +84,9 @@ class Holding:
             gone = [key for key, fate in self._fates.items() if fate is _Fate.GIVEN_BACK and key not in kept]
             for key in gone:
                 del self._fates[key]
-        return [job for job in held if not self.knows(job) and self.give_back(job)]
+        return [
+            job for job in held if (job.id, job.version) not in before and not self.knows(job) and self.give_back(job)
+        ]
 
     def forget(self) -> None:
         """The session is closed: nothing of it is held any more."""

@@ -133,7 +133,12 @@ class Runner:
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to claim: free slots, and a window of about 50 ms of work behind them."""
+        """How many more jobs to claim: free slots, and a window of about 50 ms of work behind them.
+
+        Nothing while all slots are busy and none has changed hands lately: others may be idle.
+        """
+        if not self._free and self._ports.clock.monotonic() - self._last_start > 2 * _WINDOW_SECONDS:
+            return 0
         window = min(int(self._slots * _WINDOW_SECONDS / self._usual_seconds), _LARGEST_WINDOW)
         buffered = len(self._buffer)
         return 0 if buffered > window // 2 else len(self._free) + window - buffered

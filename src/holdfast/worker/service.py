@@ -12,8 +12,9 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from holdfast.config import WorkerSettings
 from holdfast.errors import HoldfastError, InvalidOption
@@ -31,6 +32,8 @@ from holdfast.worker.holding import Holding
 from holdfast.worker.isolation import IsolatedPool
 from holdfast.worker.runner import Runner
 from holdfast.worker.settler import Follow, Settler
+
+T = TypeVar("T")
 
 Loop = Callable[[], Awaitable[None]]
 """A background loop: runs until it is cancelled, and is started again when it fails."""
@@ -70,6 +73,7 @@ class WorkerService:
         self._supervised = supervised
         self._stops = 0
         self._changed = asyncio.Event()
+        self._stop_asked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._queues = settings.queues or registry.queues()
         if not self._queues:
@@ -138,6 +142,7 @@ class WorkerService:
         self._stops += 1
         self._runner.stopping = True
         self._claimer.stop()
+        self._stop_asked.set()
         self._on_change()
 
     # What the parts tell.
@@ -150,8 +155,9 @@ class WorkerService:
         self._heart.session_id = session_id
 
     def _on_change(self) -> None:
-        self._claimer.wake()
         self._changed.set()
+        if self._runner.wanted or self._stops:
+            self._claimer.wake()
 
     def _on_stuck(self) -> None:
         if self._supervised:
@@ -179,8 +185,7 @@ class WorkerService:
             await self._wait_for_change(1.0)
         tell(self._listener, WorkerStarted(self.worker_id, self._queues, self._settings.concurrency))
         self._board.ready()
-        while not self._stops:
-            await self._wait_for_change(60.0)
+        await self._stop_asked.wait()
         return await self._shut_down(claiming)
 
     async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:
@@ -296,8 +301,24 @@ def run_until_signalled(
         started(service)
         return await service.run()
 
-    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-        return runner.run(run())
+    return run_to_end(run())
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, on the fastest loop there is, and without waiting for handlers that ignore cancellation."""
+    loop = (_fastest_loop() or asyncio.new_event_loop)()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(work)
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_LAST_WORDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
