@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from holdfast.client import Client, JobHandle, JobPage, PreparedJob
+from holdfast.batches import PreparedJob
+from holdfast.client import Client, JobHandle, JobPage
 from holdfast.config import Settings, WorkerSettings
 from holdfast.errors import InvalidOption, shown
 from holdfast.events import Listener, ignore

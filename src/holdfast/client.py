@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from holdfast.batches import Batch, PreparedJob
 from holdfast.codec import Signature
 from holdfast.config import Settings
 from holdfast.errors import (
@@ -25,7 +26,6 @@ from holdfast.errors import (
     JobStillLive,
     KeyConflict,
     NotFinished,
-    PartlyRefused,
     QueueFull,
     ResultNotKept,
     shown,
@@ -36,8 +36,6 @@ from holdfast.job import ENDED, Job, JobId, NewJob, State, check_name, check_tex
 from holdfast.lifecycle import Applied, replay
 from holdfast.ports import Ports
 from holdfast.store import (
-    MOST_BYTES_PER_CALL,
-    MOST_PER_CALL,
     CancelAnswer,
     DepthLimit,
     Inserted,
@@ -54,13 +52,6 @@ R_co = TypeVar("R_co", covariant=True)
 _FIRST_POLL = 0.002
 _SLOWEST_POLL = 0.1
 _UNTYPED = Signature(lambda: None)
-
-
-class PreparedJob(msgspec.Struct, Generic[R_co], frozen=True):
-    """One call of a task, ready to be stored by `enqueue_many`."""
-
-    new: NewJob
-    signature: Signature
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -101,7 +92,7 @@ class Client:
         `PartlyRefused` if some were refused (the others are stored), or if the store or the iterable failed after some
         were stored: then it says at which position it stopped.
         """
-        batch: _Batch[R] = _Batch(calls)
+        batch: Batch[R, JobHandle[R]] = Batch(calls)
         while chunk := batch.next_chunk():
             try:
                 answers = await self._insert([call.new for call in chunk], connection)
@@ -113,7 +104,7 @@ class Client:
     def enqueue_many_blocking(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
         """The same on the calling thread, by the store's shortest way."""
         refuse_in_event_loop("enqueue_many")
-        batch: _Batch[R] = _Batch(calls)
+        batch: Batch[R, JobHandle[R]] = Batch(calls)
         while chunk := batch.next_chunk():
             try:
                 answers = self._insert_blocking([call.new for call in chunk], connection)
@@ -328,6 +319,11 @@ class JobHandle(Generic[R_co]):
         """The error history as last seen, oldest first."""
         return decode_history(self.details.failure_history) if self.details else []
 
+    @property
+    def progress(self) -> Any:
+        """What the handler told last with `current().progress(...)`, as last seen; None if nothing."""
+        return msgspec.json.decode(self.details.progress) if self.details and self.details.progress else None
+
     async def look(self) -> JobHandle[R_co]:
         """Look the job up if it is there: one that was found by its key may be pruned, or not yet committed."""
         with contextlib.suppress(JobNotFound):
@@ -378,66 +374,6 @@ class JobHandle(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} {self.state}>"
-
-
-class _Batch(Generic[R]):
-    """The calls of one `enqueue_many`, cut into chunks, and what became of them."""
-
-    def __init__(self, calls: Iterable[PreparedJob[R]]) -> None:
-        if not isinstance(calls, Iterable):
-            raise InvalidOption(f"enqueue_many takes an iterable of task.job(...), not {shown(calls)}")
-        self._calls = iter(calls)
-        self._left_over: PreparedJob[R] | None = None
-        self._results: list[JobHandle[R] | HoldfastError] = []
-
-    def next_chunk(self) -> list[PreparedJob[R]]:
-        """As many of the next calls as go into one insert; none at the end."""
-        chunk: list[PreparedJob[R]] = []
-        size = 0
-        while len(chunk) < MOST_PER_CALL:
-            call = self._left_over or self._read()
-            self._left_over = None
-            if call is None:
-                break
-            if chunk and size + len(call.new.payload) > MOST_BYTES_PER_CALL:
-                self._left_over = call
-                break
-            chunk.append(call)
-            size += len(call.new.payload)
-        return chunk
-
-    def _read(self) -> PreparedJob[R] | None:
-        try:
-            call = next(self._calls, None)
-            if call is not None and not isinstance(call, PreparedJob):
-                raise InvalidOption(f"enqueue_many takes what task.job(...) returns, not {shown(call)}")
-            return call
-        except Exception as error:
-            self.stop(error)
-
-    def add(self, results: Iterable[JobHandle[R] | HoldfastError]) -> None:
-        """Keep what became of a chunk."""
-        self._results += results
-
-    def stop(self, error: Exception) -> NoReturn:
-        """Raise the error itself if nothing has been stored, else say what has and where it stopped."""
-        if not self._results:
-            raise error
-        raise self._partly_refused(stopped_by=error) from error
-
-    def handles(self) -> list[JobHandle[R]]:
-        """The handles, if every call was accepted."""
-        if any(isinstance(result, HoldfastError) for result in self._results):
-            raise self._partly_refused()
-        return [handle for handle in self._results if isinstance(handle, JobHandle)]
-
-    def _partly_refused(self, stopped_by: Exception | None = None) -> PartlyRefused:
-        return PartlyRefused(
-            [handle for handle in self._results if isinstance(handle, JobHandle)],
-            {at: error for at, error in enumerate(self._results) if isinstance(error, HoldfastError)},
-            stopped_at=None if stopped_by is None else len(self._results),
-            stopped_by=stopped_by,
-        )
 
 
 def _check_id(job_id: JobId) -> JobId:

@@ -11,7 +11,8 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.client import Client, JobHandle, PreparedJob
+from holdfast.batches import PreparedJob
+from holdfast.client import Client, JobHandle
 from holdfast.codec import payload_hash
 from holdfast.config import Settings
 from holdfast.errors import InvalidOption, UnknownTask, shown

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import PAYLOAD, Holdfast, QueueSettings, Settings, State, Task
-from holdfast.client import PreparedJob
+from holdfast.batches import PreparedJob
 from holdfast.errors import (
     ForeignConnection,
     InvalidOption,
