@@ -24,7 +24,7 @@ from holdfast.tasks import FollowUps, Task, TaskDecorator
 from holdfast.worker.board import Board
 from holdfast.worker.embedded import EmbeddedWorker
 from holdfast.worker.handling import Handling, Middleware
-from holdfast.worker.isolation import find_application
+from holdfast.worker.isolation import IsolatedPool, find_application
 from holdfast.worker.service import WorkerService, run_until_signalled
 from holdfast.worker.supervisor import Supervisor
 
@@ -275,7 +275,9 @@ class Holdfast:
             handling=self.handling,
             follow=follow_ups.add,
             keepers=[rescue.run, Retention(self.store, ports=self._ports, listener=heard).run],
-            application=application or find_application(self, self.tasks),
+            isolation=IsolatedPool(
+                application or find_application(self, self.tasks), ports=self._ports, listener=heard
+            ),
             board=board,
             supervised=board is not None,
             ports=self._ports,

@@ -12,8 +12,8 @@ import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import uuid_utils
@@ -70,6 +70,9 @@ class Spawner(Protocol):
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """A started daemon thread."""
 
+    def event_loop(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Run the coroutine to its end on an event loop of its own, in a daemon thread."""
+
     def process(self, command: Sequence[str], fds: Sequence[int]) -> Process:
         """A started program in a process group of its own, which inherits these file descriptors. Never a fork that
         goes on in our code: that would carry locks and connections over.
@@ -116,6 +119,9 @@ class SystemSpawner:
         started = threading.Thread(target=target, name=name, daemon=True)
         started.start()
         return started
+
+    def event_loop(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self.thread(lambda: asyncio.run(main()), name)
 
     def process(self, command: Sequence[str], fds: Sequence[int]) -> Process:
         return subprocess.Popen(  # noqa: S603

@@ -14,6 +14,7 @@ from holdfast.testing.simulation import simulate
 from holdfast.testing.simulation.faulty import Faults, wrap
 from holdfast.testing.simulation.loop import run_simulated
 from holdfast.testing.simulation.scenario import _World
+from holdfast.worker.claimer import Claimer
 
 SEEDS = range(400)
 
@@ -22,7 +23,8 @@ MUST_HAPPEN = (
     *("cancel cancelled", "cancel asked", "cancel ended", "cancelled applied"),
     *("succeeded applied", "succeeded already", "succeeded stale"),
     *("retried applied", "retried already", "retried stale", "exhausted applied"),
-    *("released applied", "released already", "lost applied"),
+    *("released applied", "released already", "lost applied", "crashed applied"),
+    *("loop blocked", "settlement refused", "held: request lost", "open_session: reply lost"),
     *("insert: request lost", "insert: reply lost", "claim: request lost", "claim: reply lost"),
     *("apply: request lost", "apply: reply lost", "beat: request lost", "beat: reply lost"),
 )
@@ -71,6 +73,17 @@ def test_without_fencing_many_seeds_are_caught(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(memory, "judge", unfenced)
     caught = [seed for seed in range(100) if simulate(seed).violations]
     assert len(caught) > 20
+
+
+def test_a_worker_that_never_asks_what_it_holds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: a claim whose reply was lost is held by a living session for ever."""
+
+    async def ask_nothing(claimer: Claimer) -> None:
+        claimer._in_doubt = False
+
+    monkeypatch.setattr(Claimer, "_give_back_unknown", ask_nothing)
+    caught = [violation for seed in range(40) for violation in simulate(seed).violations]
+    assert any("still in_flight at the end" in violation for violation in caught)
 
 
 def test_a_settlement_without_a_claim_is_a_violation() -> None:

@@ -9,7 +9,6 @@ cannot deal with it, the heart stops: such a process must not hold its jobs for 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -59,7 +58,6 @@ class Heart:
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
-        self._thread: threading.Thread | None = None
         self._mismatches = 0
         self._blocked = False
         self._stopped = False
@@ -69,7 +67,7 @@ class Heart:
 
     def start(self) -> None:
         """Beat in a thread of its own."""
-        self._thread = self._ports.spawner.thread(self._serve, "holdfast-heart")
+        self._ports.spawner.event_loop(self._serve, "holdfast-heart")
 
     def stop(self) -> None:
         """Beat no more. The thread ends soon after."""
@@ -82,20 +80,14 @@ class Heart:
         if self._beating is not None:
             self._beating.cancel()
 
-    def _serve(self) -> None:
-        with suppress(asyncio.CancelledError):
-            asyncio.run(self._run_in_thread())
-
-    async def _run_in_thread(self) -> None:
+    async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._beating = asyncio.current_task()
         if self._stopped:
             return
-        try:
+        with suppress(asyncio.CancelledError):
             await self.run()
-        finally:
-            if self._store is not None:
-                await self._store.__aexit__(None, None, None)
+        await self._store.__aexit__(None, None, None)
 
     async def run(self) -> None:
         """Beat and watch, until cancelled. Neither ends by an error."""

@@ -116,6 +116,8 @@ class Runner:
         self._freed = freed
         self._stuck = stuck
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        """The worker's own. Each job gets a copy: what a handler leaves in its context must not reach the next."""
         self._plans: dict[str, _Plan] = {}
         self._slots = slots
         self._free = list(range(slots))
@@ -179,17 +181,17 @@ class Runner:
                     job.session_id or "", job.id, job.queue, job.task, job.attempt + 1, waited, job.correlation_id
                 ),
             )
+        run: Callable[[], Coroutine[Any, Any, Outcome]]
         if isolated:
             hard = None if math.isinf(plan.hard_timeout) else plan.hard_timeout
-            run = self._isolation.run(job, current, hard, partial(self._begin_isolated, running))
+            run = partial(self._isolation.run, job, current, hard, partial(self._begin_isolated, running))
         elif plan.is_async:
-            run = self._handling.call_async(plan.spec, job, current)
+            run = partial(self._handling.call_async, plan.spec, job, current)
         else:
-            call = partial(self._handling.call_plain, plan.spec, job, current)
+            call = partial(self._context.copy().run, self._handling.call_plain, plan.spec, job, current)
             self._threads.submit(call, partial(self._finish, running))
             return
-        # An empty context: what one handler leaves in its context variables must not reach the next.
-        running.task = self._loop.create_task(self._follow_to_end(running, run), context=contextvars.Context())
+        running.task = self._loop.create_task(self._follow_to_end(running, run), context=self._context.copy())
 
     def _begin(self, running: Running, now: float, hard_deadline: float) -> None:
         running.begun, running.started = True, now
@@ -201,8 +203,8 @@ class Runner:
         # The hard limit is kept where the process can be killed alone.
         self._begin(running, self._ports.clock.monotonic(), math.inf)
 
-    async def _follow_to_end(self, running: Running, run: Coroutine[Any, Any, Outcome]) -> None:
-        self._finish(running, await run)
+    async def _follow_to_end(self, running: Running, run: Callable[[], Coroutine[Any, Any, Outcome]]) -> None:
+        self._finish(running, await run())
 
     def _finish(self, running: Running, outcome: Outcome) -> None:
         key = (running.job.id, running.job.version)

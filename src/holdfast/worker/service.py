@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast.config import WorkerSettings
-from holdfast.errors import HoldfastError, InvalidOption
+from holdfast.errors import HoldfastError, InvalidOption, StoreError
 from holdfast.events import Listener, PartFailed, WorkerStarted, WorkerStopped, tell
 from holdfast.job import SessionId
 from holdfast.ports import Ports
@@ -29,8 +29,7 @@ from holdfast.worker.context import Stop
 from holdfast.worker.handling import Handling
 from holdfast.worker.heart import Heart
 from holdfast.worker.holding import Holding
-from holdfast.worker.isolation import IsolatedPool
-from holdfast.worker.runner import Runner
+from holdfast.worker.runner import Isolation, Runner
 from holdfast.worker.settler import Follow, Settler
 
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class WorkerService:
         handling: Handling,
         follow: Follow,
         keepers: Sequence[Loop],
-        application: str | None,
+        isolation: Isolation,
         board: Board | None = None,
         supervised: bool = False,
         ports: Ports,
@@ -93,7 +92,7 @@ class WorkerService:
             holding=self._holding,
             board=self._board,
             settler=self.settler,
-            isolation=IsolatedPool(application, ports=ports, listener=listener),
+            isolation=isolation,
             ports=ports,
             listener=listener,
             freed=self._on_change,
@@ -272,7 +271,8 @@ class WorkerService:
             await self._ports.clock.sleep(_PROGRESS_EVERY)
             for current in self._runner.progress_to_keep():
                 if current.latest_progress is not None:
-                    await self._store.note(current.lease, current.latest_progress)
+                    with suppress(StoreError):  # the next one comes soon, and the newest is all that counts
+                        await self._store.note(current.lease, current.latest_progress)
 
 
 def run_until_signalled(

@@ -6,7 +6,6 @@ A thread cannot be killed. One whose handler never ends is left behind, and anot
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import os
 import queue
 from collections import deque
@@ -48,7 +47,7 @@ class HandlerThreads(Generic[T]):
         process = os.getpid()
         while (job := self._calls.get()) is not None:
             call, done = job
-            result = contextvars.Context().run(call)
+            result = call()
             if os.getpid() != process:
                 # The handler forked, and its child came back here. It must not work or settle as if it were the worker.
                 os._exit(1)

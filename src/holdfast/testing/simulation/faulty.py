@@ -44,6 +44,10 @@ class FaultyStore:
         verb = getattr(self._store, name)
         return self._faulty(name, verb) if name in FAULTY_METHODS else verb
 
+    def beside(self) -> Store:
+        """Another connection, over the same bad network."""
+        return wrap(self._store.beside(), self._faults, self._ports)
+
     async def __aenter__(self) -> Self:
         """Open the store, without faults. Python looks these two up on the class, past `__getattr__`."""
         await self._store.__aenter__()

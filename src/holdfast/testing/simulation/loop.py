@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import heapq
 import random
+import threading
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
@@ -30,6 +31,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # asyncio's own names for its two queues; typeshed does not list them.
     _ready: Any
     _scheduled: list[Any]
+    _thread_id: int | None
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -80,7 +82,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         pass
 
     def _write_to_self(self) -> None:
-        raise RuntimeError("a real thread touched the simulated loop")
+        if threading.get_ident() != self._thread_id:
+            raise RuntimeError("a real thread touched the simulated loop")
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """What a killed host left half-iterated is dropped as it is."""
 
     def _run_once(self) -> None:
         """One step: advance time if nothing is ready, choose one callback, run it, drop it or put it off."""

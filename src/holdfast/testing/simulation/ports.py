@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn
 
 from holdfast.ports import Ports
 from holdfast.testing.simulation.loop import HOST, SimulatedLoop
@@ -79,6 +79,10 @@ class NoThreads:
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """Always an error."""
         raise RuntimeError(f"thread {name!r} inside the simulation")
+
+    def event_loop(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """A task of the same host: on the simulated machine, too, it goes on while others wait."""
+        asyncio.get_running_loop().create_task(main(), name=name)
 
     def process(self, command: Sequence[str], fds: Sequence[int]) -> NoReturn:
         """Always an error."""

@@ -1,34 +1,39 @@
 """One run: two worker hosts and a keeper on one faulty store; kills, pauses, skewed clocks; then heal, drain, check.
 
-The hosts speak to the store through its port, with the real state machine and the real rescue keeper. The history of
-what they did is checked against the invariants: nothing accepted is lost, nothing stale takes effect.
+The hosts run the real worker, with its claimer, runner, settler, heartbeat and keepers; only time, chance, ids and
+processes are simulated. The history of what they did is checked against the invariants: nothing accepted is lost,
+nothing stale takes effect, nothing starts without a claim of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from holdfast.errors import HoldfastError, SessionClosed, StoreError
+from holdfast.config import WorkerSettings
+from holdfast.errors import HoldfastError, StoreError
+from holdfast.events import Event, LoopBlocked, PartFailed, SessionLost, SettleRefused
 from holdfast.failures import Failure
-from holdfast.job import ENDED, Job, JobId, Lease, NewJob, State
+from holdfast.job import ENDED, Job, JobId, NewJob, State
 from holdfast.keepers.rescue import Rescue
-from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Succeeded, settle
+from holdfast.lifecycle import Applied, Crashed, Move, Outcome
 from holdfast.policy import FullJitter, RetryPolicy
 from holdfast.ports import Ports
-from holdfast.store import Claimed, ClaimRequest, InsertStatus, Session, Store
+from holdfast.registry import Registry, TaskOptions
+from holdfast.store import Claimed, ClaimRequest, InsertStatus, Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.simulation.faulty import Faults, wrap
 from holdfast.testing.simulation.loop import HOST, SimulatedLoop, run_simulated
 from holdfast.testing.simulation.ports import SimulatedClock, StoreClock, simulated_ports
+from holdfast.worker.context import CurrentJob, current
+from holdfast.worker.handling import Handling
+from holdfast.worker.service import WorkerService
 
 TTL = 1.0
 _DRAIN_DEADLINE = 120.0
 _QUEUE = "simulated"
-_Known = dict[Lease, asyncio.Task[None]]
 
 
 class Happening(msgspec.Struct, frozen=True, gc=False):
@@ -72,6 +77,26 @@ class _RecordedStore(MemoryStore):
         return answers
 
 
+class _SimulatedIsolation:
+    """No processes: an isolated job runs as any other, and its process dies by chance."""
+
+    def __init__(self, handling: Handling, registry: Registry, loop: SimulatedLoop) -> None:
+        self._handling = handling
+        self._registry = registry
+        self._loop = loop
+
+    async def run(
+        self, job: Job, current: CurrentJob, hard_timeout: float | None, begun: Callable[[], None]
+    ) -> Outcome:
+        begun()
+        if self._loop.chance.random() < 0.1:
+            return Crashed(Failure(0, job.attempt + 1, "ProcessDied", "died by chance"))
+        return await self._handling.call_async(self._registry[job.task], job, current)
+
+    async def close(self) -> None:
+        pass
+
+
 class _World:
     """Everything that one seed brings to life."""
 
@@ -103,83 +128,49 @@ class _World:
         clock = self.ports.clock
         assert isinstance(clock, SimulatedClock)  # noqa: S101
         clock.skew[host] = self.loop.chance.choice([0.0, 3600.0, -3600.0])
-        self.loop.on_host(host, self._work_for_ever())
+        self.loop.on_host(host, self._work())
         return host
 
-    async def _work_for_ever(self) -> None:
-        while True:
-            session_id = self.ports.ids.session_id()
-            known: _Known = {}
-            try:
-                await self.store.open_session(Session(id=session_id))
-                beating = asyncio.create_task(self._beat(session_id))
-                try:
-                    await self._claim_for_ever(session_id, known, beating)
-                finally:
-                    beating.cancel()
-            except StoreError:
-                await self.ports.clock.sleep(0.1)
-            except SessionClosed:
+    async def _work(self) -> None:
+        """The real worker, whole: claimer, runner, settler, heartbeat and keepers."""
+        registry = Registry()
+        registry.add(
+            self._handler, "simulated", TaskOptions(queue=_QUEUE, backoff=self.policy.backoff, timeout=3 * TTL)
+        )
+        handling = Handling(self.ports.clock)
+        rescue = Rescue(self.store, ports=self.ports, ttl=TTL, policy=self.policy)
+        await WorkerService(
+            store=self.store,
+            registry=registry,
+            settings=WorkerSettings(concurrency=self.loop.chance.choice([1, 4]), lease_ttl=TTL, poll=1.0),
+            handling=handling,
+            follow=lambda job, move: move,
+            keepers=[rescue.run],
+            isolation=_SimulatedIsolation(handling, registry, self.loop),
+            ports=self.ports,
+            listener=self._hear,
+        ).run()
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case SessionLost():
                 self.record("session lost")
-            for running in known.values():
-                running.cancel()
+            case LoopBlocked():
+                self.record("loop blocked")
+            case SettleRefused():
+                self.record("settlement refused", event.job_id)
+            case PartFailed():
+                self.record(f"part failed {event.part}")
 
-    async def _beat(self, session_id: str) -> None:
-        while True:
-            await self.ports.clock.sleep(TTL / 3)
-            try:
-                if not (await self.store.beat(session_id)).open:
-                    return
-            except StoreError:
-                continue
-
-    async def _claim_for_ever(self, session_id: str, known: _Known, beating: asyncio.Task[None]) -> None:
-        request = ClaimRequest(session_id=session_id, queues=(_QUEUE,), limit=3)
-        while not beating.done():
-            for lease in [lease for lease, running in known.items() if running.done()]:
-                del known[lease]
-            if len(known) < 4:
-                try:
-                    claimed = await self.store.claim(request)
-                except StoreError:
-                    await self._release_unknown(session_id, known)
-                else:
-                    for job in claimed.jobs:
-                        known[job.lease] = asyncio.create_task(self._run(job))
-            await self.ports.clock.sleep(0.05)
-
-    async def _release_unknown(self, session_id: str, known: _Known) -> None:
-        """A claim's reply may have been lost: give back what the store says we hold and we never saw.
-
-        Compared by lease, not by job: an earlier claim of the same job may still be waiting for its reply.
-        """
-        for job in await self.store.held(session_id):
-            if job.lease not in known:
-                await self._settle(job, Released())
-
-    async def _run(self, job: Job) -> None:
+    async def _handler(self) -> None:
         chance = self.loop.chance
-        self.record("start", job.id, job.version)
+        lease = current().lease
+        self.record("start", lease.job_id, lease.version)
+        current().progress(0.5)
         await self.ports.clock.sleep(chance.choice([0.0, 0.05, 0.5, 2.5 * TTL]))
-        outcome: Outcome = Succeeded(b"1")
         if chance.random() < 0.2:
-            outcome = Failed(Failure(self.ports.clock.now(), job.attempt + 1, "Simulated", "failed by chance"))
-        else:
-            self.record("effect", job.id, job.version)
-        await self._settle(job, outcome)
-
-    async def _settle(self, job: Job, outcome: Outcome) -> None:
-        cancel_asked = False
-        while True:
-            move = settle(job, outcome, self.policy, self.ports.random, cancel_asked=cancel_asked)
-            try:
-                [answer] = await self.store.apply([move])
-            except StoreError:
-                await self.ports.clock.sleep(0.05)
-                continue
-            if answer is not Applied.CANCEL_ASKED:
-                return
-            cancel_asked = True
+            raise RuntimeError("failed by chance")
+        self.record("effect", lease.job_id, lease.version)
 
     # The story.
 
@@ -254,9 +245,15 @@ class _World:
             elif job.state is State.SUCCEEDED and not self._effects(job_id):
                 found.append(f"{job_id}: succeeded without an effect")
         newest: dict[JobId, int] = {}
+        started: set[tuple[JobId, int]] = set()
         for happening in self.history:
+            claim = (happening.job_id, happening.version)
             if happening.what == "claim":
                 newest[happening.job_id] = happening.version
+            elif happening.what == "start":
+                if claim in started or happening.version > newest.get(happening.job_id, 0):
+                    found.append(f"{happening.job_id}: version {happening.version} started twice, or without a claim")
+                started.add(claim)
             elif happening.what.endswith(" applied") and happening.version != newest.get(happening.job_id, 0):
                 found.append(
                     f"{happening.job_id}: {happening.what} with version {happening.version} although version "
