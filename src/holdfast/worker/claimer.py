@@ -38,6 +38,7 @@ class Claimer:
         holding: Holding,
         poll: float,
         introduce: Callable[[SessionId], Session],
+        announce: Callable[[SessionId], None],
         opened: Callable[[SessionId], None],
         ports: Ports,
         listener: Listener,
@@ -49,6 +50,7 @@ class Claimer:
         self._holding = holding
         self._poll = poll
         self._introduce = introduce
+        self._announce = announce
         self._opened = opened
         self._ports = ports
         self._listener = listener
@@ -145,9 +147,10 @@ class Claimer:
 
     async def _open_session(self) -> None:
         session = self._introduce(self._ports.ids.session_id())
-        self._opened(session.id)  # first: whoever finds this process dead must know which session was its
+        self._announce(session.id)  # first: whoever finds this process dead must know which session was its
         await self._store.open_session(session)
         self.session_id = session.id
+        self._opened(session.id)  # now it beats; before, the store would not have known it
         self._lost = self._in_doubt = False
 
     async def _renew_session(self) -> None:

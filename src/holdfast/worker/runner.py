@@ -78,7 +78,7 @@ class Running(msgspec.Struct, eq=False):
     hard_deadline: float
     begun: bool = True
     """False while an isolated job waits for its process. Its limits and its crash count begin with its handler."""
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Outcome] | None = None
     cancel_asked: bool = False
 
 
@@ -127,7 +127,7 @@ class Runner:
         self._last_start = ports.clock.monotonic()
         self._watch: asyncio.TimerHandle | None = None
         self._noted: dict[Lease, CurrentJob] = {}
-        self._abandoned: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[Outcome]] = set()
         self.running: dict[ClaimKey, Running] = {}
         self.stopping = False
 
@@ -181,17 +181,19 @@ class Runner:
                     job.session_id or "", job.id, job.queue, job.task, job.attempt + 1, waited, job.correlation_id
                 ),
             )
-        run: Callable[[], Coroutine[Any, Any, Outcome]]
+        run: Coroutine[Any, Any, Outcome]
         if isolated:
             hard = None if math.isinf(plan.hard_timeout) else plan.hard_timeout
-            run = partial(self._isolation.run, job, current, hard, partial(self._begin_isolated, running))
+            run = self._isolation.run(job, current, hard, partial(self._begin_isolated, running))
         elif plan.is_async:
-            run = partial(self._handling.call_async, plan.spec, job, current)
+            run = self._handling.call_async(plan.spec, job, current)
         else:
             call = partial(self._context.copy().run, self._handling.call_plain, plan.spec, job, current)
             self._threads.submit(call, partial(self._finish, running))
             return
-        running.task = self._loop.create_task(self._follow_to_end(running, run), context=self._context.copy())
+        # By a callback, not inside the task: one that is cancelled before its first step never gets that far.
+        running.task = self._loop.create_task(run, context=self._context.copy())
+        running.task.add_done_callback(partial(self._ended, running))
 
     def _begin(self, running: Running, now: float, hard_deadline: float) -> None:
         running.begun, running.started = True, now
@@ -203,8 +205,14 @@ class Runner:
         # The hard limit is kept where the process can be killed alone.
         self._begin(running, self._ports.clock.monotonic(), math.inf)
 
-    async def _follow_to_end(self, running: Running, run: Callable[[], Coroutine[Any, Any, Outcome]]) -> None:
-        self._finish(running, await run())
+    def _ended(self, running: Running, task: asyncio.Task[Outcome]) -> None:
+        if task.cancelled():
+            self._finish(running, Released())
+        elif (error := task.exception()) is not None:
+            failure = capture(error, at=self._ports.clock.now(), attempt=running.job.attempt + 1)
+            self._finish(running, Failed(failure))
+        else:
+            self._finish(running, task.result())
 
     def _finish(self, running: Running, outcome: Outcome) -> None:
         key = (running.job.id, running.job.version)

@@ -106,6 +106,7 @@ class WorkerService:
             holding=self._holding,
             poll=settings.poll,
             introduce=self._introduce,
+            announce=self._board.open_session,
             opened=self._on_session,
             ports=ports,
             listener=listener,
@@ -150,7 +151,6 @@ class WorkerService:
         return Session(id=session_id, host=socket.gethostname()[:128], pid=os.getpid(), queues=self._queues)
 
     def _on_session(self, session_id: SessionId) -> None:
-        self._board.open_session(session_id)
         self._heart.session_id = session_id
 
     def _on_change(self) -> None:
