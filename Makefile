@@ -27,8 +27,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(READY)  ## run the hello example on SQLite
-	@$(BIN)/python examples/hello.py $(ARGS)
+run: $(READY)  ## a live demo on SQLite: workers that crash, jobs that fail, none that gets lost
+	@$(BIN)/holdfast demo $(ARGS)
 
 test: $(READY)  ## run all tests, on private servers of their own
 	@scripts/install_servers
@@ -55,7 +55,7 @@ lock: $(CREATED)  ## pin all development requirements again, with hashes (UPGRAD
 
 clean:  ## remove the environment, the caches and the builds
 	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	@find src tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(CREATED):
 	@scripts/create_venv $(VENV) $(PYTHON)

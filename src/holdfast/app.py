@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
+
+from msgspec.structs import replace
 
 from holdfast.batches import PreparedJob
 from holdfast.client import Client, JobHandle, JobPage
@@ -325,6 +328,21 @@ class Holdfast:
         """Blocking twin of `aclose`."""
         self._client.portal.run("close", self.aclose())
         self._client.portal.close()
+
+    @contextmanager
+    def replaced(self, store: Store, ports: Ports) -> Iterator[Client]:
+        """Work on another store, with other ports, until the block ends: what `holdfast.testing` is built on.
+
+        Every task of the application follows, since all enqueue through the client that this yields.
+        """
+        own = self.store, self._ports, self.handling
+        self.store, self._ports, self.handling = store, ports, replace(self.handling, clock=ports.clock)
+        self._client.use(store, ports)
+        try:
+            yield self._client
+        finally:
+            self.store, self._ports, self.handling = own
+            self._client.use(self.store, self._ports)
 
     async def __aenter__(self) -> Self:
         return await self.aopen()

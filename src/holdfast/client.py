@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -66,10 +66,15 @@ class Client:
 
     def __init__(self, store: Store, *, settings: Settings, ports: Ports, listener: Listener = ignore) -> None:
         self.settings = settings
-        self.ports = ports
         self.portal = Portal(ports)
-        self._store = store
         self._listener = listener
+        self.use(store, ports)
+
+    def use(self, store: Store, ports: Ports) -> None:
+        """Work on that store from now on. One that runs jobs as it takes them lets us `peek` at what became of them."""
+        self.ports = ports
+        self._store = store
+        self._peek: Callable[[JobId], Job | None] | None = getattr(store, "peek", None)
 
     # Enqueuing.
 
@@ -157,7 +162,8 @@ class Client:
             tell(self._listener, QueueDeep(new.queue, warn_depth))
         if self._listener is not ignore:
             tell(self._listener, JobEnqueued(inserted.job_id, new.queue, new.task, created))
-        return JobHandle(self, inserted.job_id, new.task, prepared.signature, created=created)
+        details = None if self._peek is None else self._peek(inserted.job_id)
+        return JobHandle(self, inserted.job_id, new.task, prepared.signature, created=created, details=details)
 
     def _refuse(self, new: NewJob, inserted: Inserted) -> None:
         """Raise the error that the answer stands for, if it stands for one."""

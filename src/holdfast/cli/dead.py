@@ -24,7 +24,7 @@ from holdfast.store import Store
 dead = typer.Typer(no_args_is_help=True, help="Jobs that failed for good: look, replay, remove.")
 
 IdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID...]", help="The jobs' ids; or --all.", show_default=False)
+    list[str] | None, typer.Argument(metavar="ID", help="The jobs' ids; or --all.", show_default=False)
 ]
 
 Deed = Callable[[Store, Sequence[Job]], Awaitable[int]]
@@ -76,7 +76,10 @@ def replay_dead(
     queue: QueueOption = None,
     task: TaskOption = None,
 ) -> None:
-    """Bring dead letters back to their queues: same payload, counters at zero, history kept."""
+    """Bring dead letters back to their queues.
+
+    They keep their payload and their history, and may fail as often again as a new job.
+    """
     ids = chosen(job_ids, everything, queue, task)
     operate(store, lambda app: _do(app, ids, queue, task, _replay, "replayed"))
 

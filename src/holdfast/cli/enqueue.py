@@ -15,7 +15,6 @@ from holdfast.client import Client, JobHandle
 from holdfast.entry.loading import load_app
 from holdfast.errors import InvalidOption, InvalidPayload
 from holdfast.ports import SYSTEM
-from holdfast.stores.memory import MemoryStore
 from holdfast.tasks import CallOptions, Enqueuer
 
 
@@ -36,9 +35,12 @@ def enqueue(
     correlation_id: Annotated[str | None, typer.Option(metavar="TEXT", help="To find related jobs by.")] = None,
     max_retries: Annotated[int | None, typer.Option(metavar="N", help="Tries after the first.")] = None,
 ) -> None:
-    """Enqueue one job and print its id. It is safe in the store when this returns."""
+    """Enqueue one job and print its id.
+
+    The job is safe in the store when this returns.
+    """
     loaded = load_app(app)
-    if isinstance(loaded.store, MemoryStore):
+    if loaded.store.beside() is loaded.store:  # an engine without connections lives in one process
         raise InvalidOption(f"the jobs of {app} are in memory: this one would end with this very command")
     options = CallOptions(
         queue=queue,
@@ -62,7 +64,7 @@ async def _enqueue(app: Holdfast, task: str, body: bytes, options: CallOptions) 
     except InvalidPayload as error:
         raise InvalidOption(f"BODY does not fit the task {task}: {error}") from error
     async with app:
-        client = Client(app.store, settings=app.settings, ports=SYSTEM)
+        client = Client(app.store, settings=app.settings, ports=SYSTEM, listener=app.listener)
         enqueuer: Enqueuer[..., Any] = Enqueuer(spec, client, options)
         return await enqueuer.aenqueue(**arguments)
 

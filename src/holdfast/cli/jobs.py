@@ -55,7 +55,10 @@ def list_jobs(
 def show_job(
     store: StoreOption, job_id: IdArgument, payload: PayloadOption = False, as_json: JsonOption = False
 ) -> None:
-    """Show everything about a job: its state, its history with tracebacks, its progress and result."""
+    """Show everything about a job.
+
+    Its state, its errors with their tracebacks, its progress and result; its payload only if asked for.
+    """
     job, now = operate(store, lambda app: look_up(app, job_id))
     if as_json:
         write_json(record(job, payload=payload))
@@ -71,9 +74,12 @@ async def look_up(app: Holdfast, job_id: str) -> tuple[Job, int]:
 
 @jobs.command("cancel")
 def cancel_jobs(
-    store: StoreOption, job_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The jobs' ids.")]
+    store: StoreOption, job_ids: Annotated[list[str], typer.Argument(metavar="ID", help="The jobs' ids.")]
 ) -> None:
-    """Cancel jobs: at once if they wait, through their worker if they run."""
+    """Cancel jobs.
+
+    One that waits is cancelled at once. One that runs is asked to stop, through its worker's next heartbeat.
+    """
     if not operate(store, lambda app: _cancel(app, job_ids)):
         raise typer.Exit(1)
 

@@ -7,17 +7,15 @@ import signal
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from holdfast.app import Holdfast
 from holdfast.cli.options import StoreOption, operate
-from holdfast.cli.output import note
-from holdfast.cli.wording import masked, moment
+from holdfast.cli.wording import masked
 from holdfast.config import WorkerSettings
-from holdfast.events import Event
 from holdfast.keepers.rescue import Rescue
 from holdfast.keepers.retention import Retention
+from holdfast.observe.logging import configure
 from holdfast.ports import SYSTEM
 
 
@@ -36,20 +34,30 @@ def keep(
     settings = WorkerSettings(lease_ttl=lease_ttl)
 
     async def run(app: Holdfast) -> None:
-        rescue = Rescue(app.store, ports=SYSTEM, ttl=settings.lease_ttl, listener=_tell)
-        retention = Retention(app.store, ports=SYSTEM, listener=_tell)
-        note(f"keeping {masked(store)}")
-        await _until_stopped(rescue.run(), retention.run())
+        stop = _stop_signal()
+        rescue = Rescue(app.store, ports=SYSTEM, ttl=settings.lease_ttl, listener=logs.listener)
+        retention = Retention(app.store, ports=SYSTEM, listener=logs.listener)
+        logs.log.info(f"keeping {masked(store)}")
+        await _until(stop, rescue.run(), retention.run())
+        logs.log.info("stopped")
 
-    operate(store, run)
+    logs = configure()
+    try:
+        operate(store, run)
+    finally:
+        logs.close()
 
 
-async def _until_stopped(*loops: Coroutine[Any, Any, None]) -> None:
-    """Run the loops until a signal to stop. A loop that ends by itself is an error, and its error is raised."""
+def _stop_signal() -> asyncio.Event:
+    """An event that SIGTERM and Ctrl-C set, from now on."""
     stop = asyncio.Event()
-    running = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        running.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until(stop: asyncio.Event, *loops: Coroutine[Any, Any, None]) -> None:
+    """Run the loops until the event. A loop that ends by itself is an error, and its error is raised."""
     stopped = asyncio.create_task(stop.wait())
     keepers = [asyncio.create_task(loop) for loop in loops]
     try:
@@ -60,8 +68,3 @@ async def _until_stopped(*loops: Coroutine[Any, Any, None]) -> None:
         for task in (stopped, *keepers):
             task.cancel()
         await asyncio.gather(stopped, *keepers, return_exceptions=True)
-
-
-def _tell(event: Event) -> None:
-    fields = " ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(event).items())
-    note(f"{moment(SYSTEM.clock.now())} {type(event).__name__} {fields}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
-from urllib.parse import urlsplit
 
 import typer
 
 from holdfast.app import Holdfast
-from holdfast.errors import InvalidOption
+from holdfast.ports import SYSTEM
+from holdfast.stores import open_store
 
 T = TypeVar("T")
 
@@ -34,21 +34,20 @@ TaskOption = Annotated[str | None, typer.Option("--task", metavar="NAME", help="
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest.")]
 
 
-def application(url: str) -> Holdfast:
-    """An application without tasks on that store: all that an operator needs. Nothing is opened yet."""
-    try:
-        urlsplit(url)
-    except ValueError:
-        # Python's own message quotes the host part, with the password in it.
-        raise InvalidOption("the store URL cannot be read: escape special characters in it, as %40 for @") from None
-    return Holdfast(url)
+def application(url: str, *, create: bool = False) -> Holdfast:
+    """An application without tasks on that store: all that an operator needs. Nothing is opened yet.
+
+    A store that does not exist is an error when it opens, unless it is to be created: a slip of the pen in a path must
+    not look like an empty queue.
+    """
+    return Holdfast(open_store(url, SYSTEM, existing=not create))
 
 
-def operate(url: str, work: Callable[[Holdfast], Awaitable[T]]) -> T:
+def operate(url: str, work: Callable[[Holdfast], Awaitable[T]], *, create: bool = False) -> T:
     """Open the store, do the work, close the store. What the work answers."""
 
     async def opened() -> T:
-        async with application(url) as app:
+        async with application(url, create=create) as app:
             return await work(app)
 
     return asyncio.run(opened())

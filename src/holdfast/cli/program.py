@@ -1,7 +1,7 @@
 """The program: its commands, and how what they raise becomes a message and an exit code.
 
-0: done. 1: the operation failed (no such job, the store cannot be reached, a check found something bad). 2: bad usage or
-configuration. 130: Ctrl-C.
+0: done. 1: the operation failed (no such job, the store cannot be reached, a check found something bad). 2: bad usage
+or configuration. 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from holdfast.cli.dead import dead
+from holdfast.cli.demo import demo
 from holdfast.cli.doctor import doctor
 from holdfast.cli.enqueue import enqueue
 from holdfast.cli.jobs import jobs
@@ -46,7 +47,7 @@ class Program(TyperGroup):
                 sys.stderr.write(masked(own_traceback))
             note(f"holdfast: {error}")
             raise typer.Exit(2 if isinstance(error, _BAD_USAGE) else 1) from None
-        except typer.Abort:  # Ctrl-C at a question
+        except typer.Abort:  # Ctrl-C or Ctrl-D at a question
             raise typer.Exit(130) from None
         except BrokenPipeError:
             # Whoever read the output has seen enough. What is still buffered must not fail when the process ends.
@@ -81,6 +82,7 @@ def holdfast(
 
 
 _WORK, _LOOK, _STORE = "Work", "Look and steer", "Store"
+program.command("demo", rich_help_panel=_WORK)(demo)
 program.command("worker", rich_help_panel=_WORK)(worker)
 program.command("enqueue", rich_help_panel=_WORK)(enqueue)
 program.command("keep", rich_help_panel=_WORK)(keep)

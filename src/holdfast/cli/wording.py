@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime, timedelta
 
+from holdfast.observe.lines import printable
 from holdfast.ports import MICROSECONDS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -23,13 +25,7 @@ def visible(text: str) -> str:
     """The text on one line, with everything that a terminal might obey (escape codes, line breaks, marks that turn the
     direction of reading) written out as an escape.
     """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else _escape(char) for char in text)
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return printable(text, sys.maxsize)
 
 
 def first_line(text: str, longest: int = 200) -> str:

@@ -12,8 +12,8 @@ from holdfast.config import WorkerSettings
 from holdfast.ports import microseconds
 from holdfast.store import SessionView
 
-SILENT_AFTER = microseconds(WorkerSettings().lease_ttl)
-"""A session without a beat for so long looks dead to a person. Whether it is, a keeper decides by other means."""
+SILENT_AFTER = microseconds(2 * WorkerSettings().lease_ttl)
+"""After so long without a beat a keeper should have closed the session, unless it has a longer TTL."""
 
 _COLUMNS = (
     Column("SESSION"),

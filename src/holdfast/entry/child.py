@@ -1,7 +1,8 @@
 """The program of a supervised worker process.
 
 Called as `python -m holdfast.entry.child CONTROL-FD MODULE:ATTRIBUTE PATHS PARENT BOARD-FD SETTINGS LOGGING`. The
-supervisor holds the other end of the control pipe: when that closes, it is gone, and the worker shuts down.
+supervisor holds the other end of the control pipe: when that closes, it is gone, and the worker shuts down. Then nobody
+else is left to end what the handlers had started.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from holdfast.observe.lines import Level
 from holdfast.observe.logging import Format, configure
 from holdfast.ports import SYSTEM
 from holdfast.worker.board import Board
+from holdfast.worker.process_tree import kill_marked, own_mark
 from holdfast.worker.service import WorkerService, run_until_signalled
 
 _PATIENCE = 10.0
@@ -35,7 +37,7 @@ class Logging(msgspec.Struct, frozen=True):
 
 def main(arguments: list[str]) -> int:
     """Work until the supervisor says stop, or is gone."""
-    control, application, paths, _, board_fd, settings_json, logging_json = arguments
+    control, application, paths, parent, board_fd, settings_json, logging_json = arguments
     sys.path[:] = msgspec.json.decode(paths, type=list[str])
     settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     logging = msgspec.json.decode(logging_json, type=Logging)
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
     try:
         app = load_app(application)
     except InvalidOption as error:
-        sys.stderr.write(f"holdfast: {error}\n")
+        sys.stderr.write("".join(getattr(error, "__notes__", ())) + f"holdfast: {error}\n")
         return 2
     logs = configure(format=logging.format, level=logging.level)
 
@@ -61,6 +63,8 @@ def main(arguments: list[str]) -> int:
         )
     finally:
         logs.close()
+    if os.getppid() != int(parent):
+        kill_marked(own_mark())
     return 0
 
 
@@ -70,6 +74,7 @@ def _watch_supervisor(control: int, loop: asyncio.AbstractEventLoop, service: Wo
         pass
     loop.call_soon_threadsafe(service.stop)
     SYSTEM.clock.pause(grace + _PATIENCE)
+    kill_marked(own_mark())
     os.killpg(0, signal.SIGKILL)
 
 

@@ -14,12 +14,16 @@ from holdfast.ports import Ports
 from holdfast.store import Store
 
 
-def open_store(url: str, ports: Ports) -> Store:
-    """The store for `memory://` or `sqlite:///path`, with the options of its query. Nothing is opened yet."""
+def open_store(url: str, ports: Ports, *, existing: bool = False) -> Store:
+    """The store for `memory://` or `sqlite:///path`, with the options of its query. Nothing is opened yet.
+
+    `existing`: one that is not there is an error when it opens, where the engine would otherwise create it.
+    """
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise InvalidOption(f"the store URL cannot be read: {error}") from error
+    except ValueError:
+        # Python's own message quotes the host part, with the password in it.
+        raise InvalidOption("the store URL cannot be read: escape special characters in it, as %40 for @") from None
     if parts.scheme not in _ENGINES or "://" not in url:
         raise InvalidOption(
             f"no engine for the store URL scheme {shown(parts.scheme)}: use one of "
@@ -29,7 +33,8 @@ def open_store(url: str, ports: Ports) -> Store:
     if len(dict(options)) != len(options) or parts.fragment:
         raise InvalidOption("the store URL names an option twice, or has a '#' in it")
     # "///" begins a relative path and "////" an absolute one, as everywhere in Python.
-    return _ENGINES[parts.scheme](unquote(parts.path.removeprefix("/")), parts.netloc, dict(options), ports)
+    path = unquote(parts.path.removeprefix("/"))
+    return _ENGINES[parts.scheme](path, parts.netloc, dict(options), ports, existing)
 
 
 def _converted(options: dict[str, str], known: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
@@ -44,7 +49,7 @@ def _converted(options: dict[str, str], known: dict[str, Callable[[str], Any]]) 
     return converted
 
 
-def _memory(path: str, host: str, options: dict[str, str], ports: Ports) -> Store:
+def _memory(path: str, host: str, options: dict[str, str], ports: Ports, existing: bool) -> Store:
     from holdfast.stores.memory import MemoryStore
 
     if path or host:
@@ -52,14 +57,13 @@ def _memory(path: str, host: str, options: dict[str, str], ports: Ports) -> Stor
     return MemoryStore(ports=ports, **_converted(options, {"capacity": int}))
 
 
-def _sqlite(path: str, host: str, options: dict[str, str], ports: Ports) -> Store:
+def _sqlite(path: str, host: str, options: dict[str, str], ports: Ports, existing: bool) -> Store:
     from holdfast.stores.sqlite import SqliteStore
 
     if host:
         raise InvalidOption("a SQLite URL has three slashes before a relative path, four before an absolute one")
-    return SqliteStore(
-        path, ports=ports, **_converted(options, {"namespace": str, "durability": str, "timeout": float})
-    )
+    known: dict[str, Callable[[str], Any]] = {"namespace": str, "durability": str, "timeout": float}
+    return SqliteStore(path, create=not existing, ports=ports, **_converted(options, known))
 
 
-_ENGINES: dict[str, Callable[[str, str, dict[str, str], Ports], Store]] = {"memory": _memory, "sqlite": _sqlite}
+_ENGINES: dict[str, Callable[[str, str, dict[str, str], Ports, bool], Store]] = {"memory": _memory, "sqlite": _sqlite}

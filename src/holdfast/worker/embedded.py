@@ -6,10 +6,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreError
 from holdfast.events import Event, JobSettled, Listener, PartFailed, tell
 from holdfast.ports import Ports
 from holdfast.store import Store
@@ -102,29 +103,43 @@ class EmbeddedWorker:
         if loop is None or service is None or self._ended.is_set():
             return self._ended.is_set()
         deadline = None if timeout is None else self._ports.clock.monotonic() + timeout
-        dry = True
-        if drain:
-            dry = self._call(loop, self._run_dry(service, deadline))
-        self._call(loop, _stop(service))
+        dry = not drain or self._wait_until_dry(loop, service, deadline)
+        self._ask_to_stop(loop, service)
         left = None if deadline is None else max(0.0, deadline - self._ports.clock.monotonic())
         if not self._ended.wait(left):
-            self._call(loop, _stop(service))
+            self._ask_to_stop(loop, service)
             self._ended.wait(5.0)
         return dry and self._ended.is_set()
 
-    def _call(self, loop: asyncio.AbstractEventLoop, work: object) -> bool:
+    def _ask_to_stop(self, loop: asyncio.AbstractEventLoop, service: WorkerService) -> None:
+        # Nobody waits for an answer: a loop that is just ending gives none.
+        with suppress(RuntimeError):  # it has ended
+            loop.call_soon_threadsafe(service.stop)
+
+    def _wait_until_dry(self, loop: asyncio.AbstractEventLoop, service: WorkerService, deadline: float | None) -> bool:
+        """False if the time was over first, or the worker ended by itself."""
+        work = self._run_dry(service, deadline)
         try:
-            return bool(asyncio.run_coroutine_threadsafe(work, loop).result())  # type: ignore[arg-type]
-        except (RuntimeError, asyncio.CancelledError):
-            return False  # the loop has ended by itself
+            dry = asyncio.run_coroutine_threadsafe(work, loop)
+        except RuntimeError:  # the loop has ended
+            work.close()
+            return False
+        while not self._ended.is_set():
+            with suppress(TimeoutError):
+                return dry.result(_LOOK_EVERY)
+            if deadline is not None and self._ports.clock.monotonic() > deadline + _LOOK_EVERY:
+                break  # a handler blocks the loop
+        dry.cancel()
+        return False
 
     async def _run_dry(self, service: WorkerService, deadline: float | None) -> bool:
         """Wait until nothing is left in the worker's queues. False if the time was over first."""
         while True:
             if service.idle:
-                counts = [count for count in await self._store.counts() if count.queue in self._queues]
-                if not any(count.ready + count.scheduled + count.in_flight for count in counts if not count.paused):
-                    return True
+                with suppress(StoreError):  # it comes back, or the time is over
+                    counts = [count for count in await self._store.counts() if count.queue in self._queues]
+                    if not any(count.ready + count.scheduled + count.in_flight for count in counts if not count.paused):
+                        return True
             if deadline is not None and self._ports.clock.monotonic() >= deadline:
                 return False
             await self._ports.clock.sleep(_LOOK_EVERY)
@@ -134,8 +149,3 @@ class EmbeddedWorker:
 
     def __exit__(self, *exc: object) -> None:
         self.stop(drain=False)
-
-
-async def _stop(service: WorkerService) -> bool:
-    service.stop()
-    return True

@@ -50,7 +50,7 @@ class Handling(msgspec.Struct, frozen=True):
                         stack.enter_context(opened)
                 result = await spec.function(**arguments)
                 returned = True
-            return self._succeeded(result, job) if returned else _swallowed(self.clock, job)
+            return self._succeeded(result, job) if returned else self._swallowed(job, current)
         except BaseException as error:
             return self.outcome_of(error, spec, job, current)
 
@@ -64,7 +64,9 @@ class Handling(msgspec.Struct, frozen=True):
             returned, result = False, None
             with ExitStack() as stack:
                 for opened in self._opened(current):
-                    if isinstance(opened, AbstractAsyncContextManager):
+                    if isinstance(opened, AbstractAsyncContextManager) and not isinstance(
+                        opened, AbstractContextManager
+                    ):
                         raise InvalidOption(
                             f"task {job.task} is a plain function, and a middleware opened an asynchronous "
                             f"{type(opened).__name__} for it: let the middleware look at `job.is_async`"
@@ -72,7 +74,7 @@ class Handling(msgspec.Struct, frozen=True):
                     stack.enter_context(opened)
                 result = spec.function(**arguments)
                 returned = True
-            return self._succeeded(result, job) if returned else _swallowed(self.clock, job)
+            return self._succeeded(result, job) if returned else self._swallowed(job, current)
         except BaseException as error:
             return self.outcome_of(error, spec, job, current)
 
@@ -93,6 +95,13 @@ class Handling(msgspec.Struct, frozen=True):
             # Its effects have happened, so the job must not run again for the sake of what it returned.
             failure = capture(error, at=self.clock.now(), attempt=job.attempt + 1)
             return Succeeded(None, msgspec.structs.replace(failure, type=RESULT_NOT_KEPT, traceback=""))
+
+    def _swallowed(self, job: Job, current: CurrentJob) -> HandlerOutcome:
+        """A middleware's `__exit__` answered True: the error is gone, and so is the result."""
+        if current.stop is Stop.SHUTDOWN:
+            return Released()
+        message = "a middleware suppressed the error of the handler"
+        return Failed(Failure(self.clock.now(), job.attempt + 1, "SwallowedError", message))
 
     def outcome_of(self, error: BaseException, spec: TaskSpec, job: Job, current: CurrentJob) -> HandlerOutcome:
         """What follows from an exception that a handler, its middleware or its arguments raised."""
@@ -116,10 +125,3 @@ def stopped(stop: Stop, spec: TaskSpec, at: int, attempt: int) -> Failure:
             at, attempt, "TimeoutError", f"the handler ran longer than its timeout of {spec.options.timeout:g} s"
         )
     return Failure(at, attempt, "CancelledError", f"the handler was stopped: {stop.value}")
-
-
-def _swallowed(clock: Clock, job: Job) -> HandlerOutcome:
-    """A middleware's `__exit__` answered True: the error is gone, and so is the result."""
-    return Failed(
-        Failure(clock.now(), job.attempt + 1, "SwallowedError", "a middleware suppressed the error of the handler")
-    )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.failures import Failure
 from holdfast.job import Job, SessionId, State
 from holdfast.lifecycle import Applied, Failed, Lost, Move, Outcome, Released, settle
@@ -110,4 +111,9 @@ class _Settling:
 
     def _move(self, job: Job, outcome: Outcome, cancel_asked: bool) -> Move:
         move = settle(job, outcome, self._policy(job.task), self._ports.random, cancel_asked=cancel_asked)
-        return self._follow(job, move) if move.to is State.FAILED else move
+        if move.to is not State.FAILED:
+            return move
+        try:
+            return self._follow(job, move)
+        except HoldfastError:  # what should follow does not fit: the jobs come back all the same
+            return move

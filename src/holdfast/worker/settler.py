@@ -141,7 +141,16 @@ class Settler:
 
     def _move(self, ended: _Ended) -> Move:
         move = settle(ended.job, ended.outcome, ended.policy, self._ports.random, cancel_asked=ended.cancel_asked)
-        return self._follow(ended.job, move) if move.to is State.FAILED else move
+        if move.to is not State.FAILED:
+            return move
+        try:
+            return self._follow(ended.job, move)
+        except Exception as error:
+            # What should follow may not fit its task, or be too large. The job has failed all the same.
+            job = ended.job
+            told = f"the on_failed of job {job.id} ({job.task}) cannot be enqueued: {type(error).__name__}: {error}"
+            tell(self._listener, PartFailed(job.session_id or "", "settler", told, 0.0))
+            return move
 
     def _answered(self, ended: _Ended, move: Move, answer: Applied) -> None:
         job = ended.job

@@ -24,7 +24,14 @@ from holdfast.store import Store
 from holdfast.worker.board import Board
 from holdfast.worker.holding import ClaimKey
 from holdfast.worker.isolation import how_it_ended, program
-from holdfast.worker.process_tree import adopt_orphans, children_of, kill_strangers, memory_of
+from holdfast.worker.process_tree import (
+    adopt_orphans,
+    children_of,
+    kill_strangers,
+    marking,
+    memory_of,
+    reap_strangers,
+)
 from holdfast.worker.recovery import Death, recover
 from holdfast.worker.settler import Follow
 
@@ -41,6 +48,7 @@ _BAD_CONFIGURATION = 2
 
 class _Child(msgspec.Struct, eq=False):
     popen: Process
+    mark: str
     board: Board
     control: int
     most_jobs: float
@@ -103,6 +111,7 @@ class Supervisor:
             self._changed.clear()
             for child in [child for child in self._children if child.ended]:
                 self._bury(child, strangers)
+            reap_strangers(self._known(strangers))
             self._enforce_limits()
         if self._recoveries:
             await asyncio.wait(self._recoveries, timeout=self._settings.lease_ttl)
@@ -123,13 +132,14 @@ class Supervisor:
         theirs, ours = os.pipe()
         try:
             command = program("child", theirs, self._application, str(board_fd), *self._arguments)
-            popen = self._ports.spawner.process(command, [theirs, board_fd])
+            mark = self._ports.ids.session_id()
+            with marking(mark):
+                popen = self._ports.spawner.process(command, [theirs, board_fd])
         finally:
             os.close(theirs)
             os.close(board_fd)
-        child = _Child(
-            popen, board, ours, self._jittered(self._settings.max_jobs), self._jittered(self._settings.max_memory)
-        )
+        most_jobs, most_memory = self._jittered(self._settings.max_jobs), self._jittered(self._settings.max_memory)
+        child = _Child(popen, mark, board, ours, most_jobs, most_memory)
         loop = asyncio.get_running_loop()
 
         def wait() -> None:
@@ -192,12 +202,15 @@ class Supervisor:
 
     # Cleaning up.
 
+    def _known(self, strangers: set[int]) -> set[int]:
+        return {child.popen.pid for child in self._children} | strangers
+
     def _bury(self, child: _Child, strangers: set[int]) -> None:
         self._children.remove(child)
         code = child.popen.returncode
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.popen.pid, signal.SIGKILL)
-        kill_strangers({other.popen.pid for other in self._children} | strangers)
+        kill_strangers(self._known(strangers), {other.mark for other in self._children})
         os.close(child.control)
         was_ready = child.board.is_ready
         death = Death(child.board.session_id, how_it_ended(code), child.board.started(), child.killed, child.overdue)

@@ -11,7 +11,8 @@ import re
 import sqlite3
 from pathlib import Path
 
-from holdfast.errors import StoreError, StoreReplaced, StoreUnavailable, UnsafeStore
+from holdfast.errors import InvalidOption, StoreError, StoreReplaced, StoreUnavailable, UnsafeStore, shown
+from holdfast.job import check_name
 from holdfast.ports import Clock
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -38,6 +39,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ]
 )
 OLDEST_SQLITE = (3, 37)
+_DURABILITIES = ("full", "relaxed")
 """STRICT tables."""
 _PAUSE_BETWEEN_TRIES = 0.003
 _SAME_TIME_POSSIBLE = 100_000
@@ -262,3 +264,19 @@ class FileIdentity:
         """Let go of the files."""
         self.forget_side_files()
         self._file.close()
+
+
+def check_options(path: str | os.PathLike[str], *, namespace: str, durability: str, timeout: float) -> None:
+    """`InvalidOption` for what no store could be opened with."""
+    if str(path) in ("", ":memory:") or str(path).startswith("file:"):
+        raise InvalidOption(
+            f"{str(path)!r} is no file path: give the store a file, or use memory:// for jobs in memory"
+        )
+    if "\0" in str(path):
+        raise InvalidOption(f"the file path {shown(str(path))} has a NUL character in it")
+    if durability not in _DURABILITIES:
+        raise InvalidOption(f"durability must be one of {', '.join(_DURABILITIES)}, not {shown(durability)}")
+    if not 0 < timeout <= 3600:
+        raise InvalidOption(f"timeout must be more than 0 and at most 3600 seconds, not {shown(timeout)}")
+    if not check_name("namespace", namespace).isidentifier():
+        raise InvalidOption(f"namespace {namespace!r} must be letters, digits and '_': it begins table names")

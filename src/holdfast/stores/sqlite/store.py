@@ -15,8 +15,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from holdfast.errors import InvalidOption, OutcomeUnknown, StoreUnavailable, shown
-from holdfast.job import Job, JobId, Lease, NewJob, SessionId, check_name
+from holdfast.errors import OutcomeUnknown, StoreUnavailable
+from holdfast.job import Job, JobId, Lease, NewJob, SessionId
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import SYSTEM, Ports
 from holdfast.store import (
@@ -37,7 +37,7 @@ from holdfast.store import (
 )
 from holdfast.stores.sqlite.calls import on_thread
 from holdfast.stores.sqlite.examine import examine_file, examine_settings, examine_waiting
-from holdfast.stores.sqlite.file import create_private, refuse_network_file_system
+from holdfast.stores.sqlite.file import check_options, create_private, refuse_network_file_system
 from holdfast.stores.sqlite.guest import GuestConnection
 from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
@@ -53,7 +53,6 @@ _LOOKS_UNTIL_IDLE = 50
 _LOOKS_WITHOUT_WAITER = 20
 """How often the watcher looks: while others commit, and after so many looks in which nobody did. It ends when so many
 looks found nobody waiting."""
-_DURABILITIES = ("full", "relaxed")
 
 
 class _Opened(msgspec.Struct, frozen=True, eq=False):
@@ -74,6 +73,7 @@ class SqliteStore:
 
     `durability="full"` (the default): an accepted job survives a power cut. `"relaxed"`: it survives a crash of the
     process, but the jobs of the last moments do not survive a power cut. `timeout` in seconds bounds every call.
+    `create=False`: a file that does not exist is an error, not a new store.
     """
 
     def __init__(
@@ -83,23 +83,14 @@ class SqliteStore:
         namespace: str = "holdfast",
         durability: str = "full",
         timeout: float = 10.0,
+        create: bool = True,
         ports: Ports = SYSTEM,
     ) -> None:
-        if str(path) in ("", ":memory:") or str(path).startswith("file:"):
-            raise InvalidOption(
-                f"{str(path)!r} is no file path: give the store a file, or use memory:// for jobs in memory"
-            )
-        if "\0" in str(path):
-            raise InvalidOption(f"the file path {shown(str(path))} has a NUL character in it")
-        if durability not in _DURABILITIES:
-            raise InvalidOption(f"durability must be one of {', '.join(_DURABILITIES)}, not {shown(durability)}")
-        if not 0 < timeout <= 3600:
-            raise InvalidOption(f"timeout must be more than 0 and at most 3600 seconds, not {shown(timeout)}")
-        if not check_name("namespace", namespace).isidentifier():
-            raise InvalidOption(f"namespace {namespace!r} must be letters, digits and '_': it begins table names")
+        check_options(path, namespace=namespace, durability=durability, timeout=timeout)
         self.path = Path(path).absolute()
         self._durable = durability == "full"
         self._timeout = timeout
+        self._create = create
         self._namespace = namespace
         self._ports = ports
         self._clock = ports.clock
@@ -140,7 +131,10 @@ class SqliteStore:
         try:
             path = self.path.resolve()
             refuse_network_file_system(path)
-            create_private(path)
+            if self._create:
+                create_private(path)
+            elif not path.exists():
+                raise StoreUnavailable(f"there is no database file {self.path}: `holdfast migrate` creates one")
         except (OSError, ValueError, RuntimeError) as error:  # a name too long, not encodable, or a loop of links
             raise StoreUnavailable(f"cannot open the database file {self.path}: {error}") from error
         try:
@@ -193,6 +187,7 @@ class SqliteStore:
             namespace=self._namespace,
             durability="full" if self._durable else "relaxed",
             timeout=self._timeout,
+            create=self._create,
             ports=self._ports,
         )
 

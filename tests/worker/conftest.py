@@ -1,0 +1,49 @@
+"""A bench per test: an engine, and what the test builds on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.worker import shop as importable
+from tests.worker.bench import ENGINES, Bench, Heard, Tally
+from tests.worker.shop import STORE, Shop, named
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    """The engines that need no server."""
+    return str(request.param)
+
+
+@pytest.fixture
+def bench(engine: str, tmp_path: Path) -> Iterator[Bench]:
+    """Where applications and workers of a test are made, and closed after it."""
+    bench = Bench(engine, tmp_path)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def heard(bench: Bench) -> Heard:
+    """What the listener of the bench's applications has heard."""
+    return bench.heard
+
+
+@pytest.fixture
+def tally(bench: Bench) -> Tally:
+    """What the handlers of a test have counted."""
+    return bench.tally
+
+
+@pytest.fixture
+def shop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """The application whose isolated handlers run in processes of their own."""
+    if bench.engine == "sqlite":
+        monkeypatch.setenv(STORE, f"sqlite:///{bench.path}")
+    shop = Shop(bench.store(), on_event=bench.heard, middleware=[named])
+    monkeypatch.setattr(importable, "app", shop.app)
+    bench.keep(shop.app)
+    return shop
