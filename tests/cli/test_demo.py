@@ -109,24 +109,24 @@ def test_json(place: Place) -> None:
 
 
 def test_piped(place: Place) -> None:
-    ended = run_alone("demo", "--jobs", "25", "--processes", "1", env=place.environment)
+    ended = run_alone("demo", "--jobs", "11", "--processes", "1", env=place.environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     place.check_nothing_is_left()
     assert "\x1b" not in ended.stdout
-    assert "accepted   25\n" in ended.stdout
+    assert "accepted   11\n" in ended.stdout
     assert "lost       0: " in ended.stdout
     assert "What next" not in ended.stdout
 
 
 def test_in_a_terminal_with_a_store_that_is_kept(place: Place) -> None:
-    code, shown = in_terminal("demo", "--jobs", "25", "--keep", env={**place.environment, "TERM": "xterm-256color"})
+    code, shown = in_terminal("demo", "--jobs", "11", "--keep", env={**place.environment, "TERM": "xterm-256color"})
     assert code == 0, shown
     assert "Traceback" not in shown
     [folder] = place.files
     assert f"holdfast jobs list --store sqlite:///{place.folder / folder / 'jobs.db'}" in shown
     assert sorted(path.name for path in (place.folder / folder).iterdir()) == ["jobs.db", "workers.log"]
     queued = Shop(place.folder / folder / "jobs.db").use(lambda store: store.counts())
-    assert sum(counts.succeeded + counts.failed + counts.cancelled for counts in queued) == 25
+    assert sum(counts.succeeded + counts.failed + counts.cancelled for counts in queued) == 11
 
 
 def test_ctrl_c_ends_an_endless_demo_well(place: Place) -> None:

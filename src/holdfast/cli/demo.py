@@ -72,7 +72,7 @@ async def _run(jobs: int | None, processes: int, store: str | None, *, keep: boo
         url = store or f"sqlite:///{quote(str(folder / 'jobs.db'))}"
         async with _application(url, folder) as app:
             feed = Feed(folder / _EVENTS)
-            # Others may work on a store that was given, and by their TTL the demo's workers must live, too.
+            # A store that was given may have other workers, and all who use it must agree about the TTL.
             ttl = _QUICK_TTL if store is None else WorkerSettings().lease_ttl
             workers = Workers(folder / "workers.log", processes=processes, concurrency=_CONCURRENCY, lease_ttl=ttl)
             try:
@@ -144,6 +144,7 @@ class _Show:
         self._status = ""
         self._began_at = self._looked_at = 0.0
         self._showed_at = -shown.every
+        self._seen = 0
         self.interrupted = False
         """Whether a signal came before everything was done."""
 
@@ -167,10 +168,12 @@ class _Show:
             if await producer.step():
                 self._newsroom.say(f"a burst of {BURST} jobs", "cyan")
             await self._step()
-            if producer.done and self._newsroom.seconds - self._newsroom.last_end > _PATIENCE:
+            if self._jobs is not None and self._newsroom.seconds - self._newsroom.last_end > _PATIENCE:
                 break  # they will not end any more: the audit finds them
         self.interrupted = bool(self._signals.heard) and not (producer.done and not self._ledger.open)
         self._status = "stopping"
+        await self._hear()
+        self._newsroom.stopping = True
         if self._signals.heard:
             await producer.cancel(list(self._ledger.open))
         await self._show(last=True)
@@ -203,9 +206,13 @@ class _Show:
         if now - self._looked_at > _LOOK_AT_ALL_EVERY:
             self._looked_at = now
             ended = list(self._ledger.open)
-        before = len(self._ledger.open)
-        waits = await self._ledger.look(ended)
-        self._newsroom.count(before - len(self._ledger.open), waits)
+        try:
+            waits = await self._ledger.look(ended)
+        except StoreError:
+            waits = []  # whatever it was, the next look at all of them finds it
+        seen = self._ledger.total.ended
+        self._newsroom.count(seen - self._seen, waits)
+        self._seen = seen
 
     # What is shown.
 

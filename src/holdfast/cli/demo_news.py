@@ -33,6 +33,8 @@ class Newsroom:
         """Worker processes that have started up so far."""
         self.died = 0
         """Processes that died so far, of workers and of jobs that ran alone."""
+        self.stopping = False
+        """Whether processes have been asked to end: it is no news then that one does."""
         self.last_end = 0.0
 
     @property
@@ -53,6 +55,8 @@ class Newsroom:
                 case Ready():
                     self.ready += 1
                     self.say(f"worker {each.pid} is ready", "green")
+                case Died() | Killed() if self.stopping:
+                    pass
                 case Died():
                     self.died += 1
                     self._hear_death(each)
@@ -75,7 +79,8 @@ class Newsroom:
         if died.job_id:
             self.say(f"process {died.pid} died: {died.how}; it ran the suspect alone", "red")
         else:
-            jobs = "its job is back" if died.jobs == 1 else f"its {died.jobs} jobs are back"
+            some = "its job is back" if died.jobs == 1 else f"its {died.jobs} jobs are back"
+            jobs = some if died.jobs else "it held no job"
             self.say(f"worker {died.pid} died: {died.how}; {jobs}", "bold red")
 
     def say(self, text: str, style: str = "") -> None:

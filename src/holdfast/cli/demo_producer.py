@@ -104,7 +104,11 @@ class Producer:
         due = []
         while self._to_cancel and self._to_cancel[0][0] <= now:
             due.append(heapq.heappop(self._to_cancel)[1])
-        await self.cancel(due)
+        try:
+            await self.cancel(due)
+        except StoreError:
+            for job_id in due:
+                heapq.heappush(self._to_cancel, (now + _PAUSE, job_id))
 
     async def cancel(self, job_ids: list[JobId]) -> None:
         """Cancel these jobs, and book those that waited."""

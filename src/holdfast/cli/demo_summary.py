@@ -102,7 +102,7 @@ def _number(number: int, style: str) -> Cell:
 def _fields(summary: Summary) -> list[tuple[str, Cell | str]]:
     total, latency = summary.total, summary.latency
     crashed = f", {total.crashed} by crashes" if total.crashed else ""
-    stopped = ", with those that had not ended when the demo was stopped" if summary.stopped else ""
+    stopped = ", with those that had not ended when the demo was stopped" if summary.stopped and total.cancelled else ""
     lost = (
         Cell(f"{total.lost}: the store has an end for every single job", "bold green")
         if not total.lost

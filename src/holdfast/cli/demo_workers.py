@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.cli.wording import first_line
 from holdfast.errors import HoldfastError
 from holdfast.ports import SYSTEM
+from holdfast.worker.isolation import how_it_ended
 
 APPLICATION = "holdfast.cli.demo_tasks:app"
 STORE_VARIABLE = "HOLDFAST_DEMO_STORE"
@@ -19,7 +22,6 @@ EVENTS_VARIABLE = "HOLDFAST_DEMO_EVENTS"
 _GRACE = 2.0
 _LONGEST_STOP = 20.0
 _LOOK_EVERY = 0.05
-_LAST_WORDS = 5
 
 
 class Workers:
@@ -46,14 +48,13 @@ class Workers:
         """An error with the workers' last words, if they have ended by themselves."""
         code = self._process.poll()
         if code is not None:
-            raise HoldfastError(f"the workers have ended (exit code {code}){self._last_words()}")
+            words = f": {self._last_words()}" if code > 0 else ""
+            raise HoldfastError(f"the supervisor of the workers has ended ({how_it_ended(code)}){words}")
 
     def _last_words(self) -> str:
-        try:
-            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_WORDS:]
-        except OSError:
-            lines = []
-        return f": {' / '.join(lines)}" if lines else ""
+        with contextlib.suppress(OSError, IndexError):
+            return first_line(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-1])
+        return "it left no word"
 
     async def stop(self, *, hurry: Callable[[], bool]) -> None:
         """Have them finish what runs, and wait until they have ended. In a `hurry` they give it back at once."""

@@ -35,9 +35,8 @@ from holdfast.worker.threads import HandlerThreads
 _LONGEST_UNKNOWN_WAIT = 60.0
 _WINDOW_SECONDS = 0.05
 _LARGEST_WINDOW = 500
-_SLOW_UNTIL_KNOWN = 1.0
-_WEIGHT_OF_LATEST = 0.2
-_STALE_BUFFER = 1.0
+_MEASURE_EVERY = 0.02
+_STALE_AFTER = 5 * _WINDOW_SECONDS
 
 
 class Isolation(Protocol):
@@ -123,8 +122,9 @@ class Runner:
         self._free = list(range(slots))
         self._buffer: deque[Job] = deque()
         self._threads: HandlerThreads[Outcome] = HandlerThreads(ports, "holdfast-handler")
-        self._usual_seconds = _SLOW_UNTIL_KNOWN
-        self._last_start = ports.clock.monotonic()
+        self._last_start = self._last_fed = self._measured_at = ports.clock.monotonic()
+        self._finished = 0
+        self._rate = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._noted: dict[Lease, CurrentJob] = {}
         self._abandoned: set[asyncio.Task[Outcome]] = set()
@@ -135,19 +135,25 @@ class Runner:
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to claim: free slots, and a window of about 50 ms of work behind them.
+        """How many more jobs to claim: free slots, and as many behind them as have lately ended in 50 ms.
 
         Nothing while all slots are busy and none has changed hands lately: others may be idle.
         """
-        if not self._free and self._ports.clock.monotonic() - self._last_start > 2 * _WINDOW_SECONDS:
+        now = self._ports.clock.monotonic()
+        if not self._free and now - self._last_start > 2 * _WINDOW_SECONDS:
             return 0
-        window = min(int(self._slots * _WINDOW_SECONDS / self._usual_seconds), _LARGEST_WINDOW)
+        elapsed = now - self._measured_at
+        if elapsed >= _MEASURE_EVERY:
+            self._rate += (self._finished / elapsed - self._rate) / 2
+            self._finished, self._measured_at = 0, now
+        window = min(int(self._rate * _WINDOW_SECONDS), _LARGEST_WINDOW)
         buffered = len(self._buffer)
         return 0 if buffered > window // 2 else len(self._free) + window - buffered
 
     def feed(self, jobs: Iterable[Job]) -> None:
         """Start these jobs as slots allow."""
         self._buffer.extend(jobs)
+        self._last_fed = self._ports.clock.monotonic()
         self._pump()
 
     # Starting and ending.
@@ -219,7 +225,7 @@ class Runner:
         if self.running.pop(key, None) is None:
             return  # it was left behind: its job is settled, and its slot has another
         seconds = self._ports.clock.monotonic() - running.started
-        self._usual_seconds += (max(seconds, 1e-6) - self._usual_seconds) * _WEIGHT_OF_LATEST
+        self._finished += 1
         self._leave(running, outcome, seconds)
         self._pump()
         self._freed()
@@ -327,11 +333,11 @@ class Runner:
         return sum(self._release(job) for job in jobs)
 
     def release_stale(self) -> int:
-        """The same if nothing has started for a second: the handlers became slow, and others may be idle."""
-        if self._buffer and self._ports.clock.monotonic() - self._last_start > _STALE_BUFFER:
-            self._usual_seconds = max(self._usual_seconds, _SLOW_UNTIL_KNOWN)
-            return self._release_buffer()
-        return 0
+        """Give back what still waits for a slot though it should have had one long ago: the handlers became slow, and
+        others may be idle. How many it was.
+        """
+        stale = self._buffer and self._ports.clock.monotonic() - self._last_fed > _STALE_AFTER
+        return self._release_buffer() if stale else 0
 
     def _release(self, job: Job, *, cancel_asked: bool = False) -> bool:
         if not self._holding.give_back(job):

@@ -223,11 +223,12 @@ class Supervisor:
             if code == _BAD_CONFIGURATION and not self._stops:
                 self._failed = _BAD_CONFIGURATION
                 self.stop()
-        recovery = asyncio.ensure_future(self._recover(child.popen.pid, code, death))
+        stopped = code == 0 or (child.leaving and code == -signal.SIGTERM)  # told to before it could listen
+        recovery = asyncio.ensure_future(self._recover(child.popen.pid, death, by_itself=not stopped))
         self._recoveries.add(recovery)
         recovery.add_done_callback(self._recoveries.discard)
 
-    async def _recover(self, pid: int, code: int | None, death: Death) -> None:
+    async def _recover(self, pid: int, death: Death, *, by_itself: bool) -> None:
         """Bring its jobs back, however long the store takes: until then a keeper may do it, and we find nothing."""
         pause = _FIRST_PAUSE / 5
         recovered = None
@@ -242,7 +243,7 @@ class Supervisor:
                 )
                 await self._ports.clock.sleep(pause * (0.5 + self._ports.random.fraction()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
-        if code != 0 and not death.killed:
+        if by_itself and not death.killed:
             tell(
                 self._listener,
                 ProcessDied(death.session_id, pid, death.how, started=recovered.started, unstarted=recovered.unstarted),
