@@ -1,5 +1,41 @@
-"""What tests of programs and of stores need: a clock that is moved by hand, and the conformance suite for stores."""
+"""What tests need: jobs that are kept, run and asserted in memory; a clock moved by hand; the suite for stores.
 
-from holdfast.testing.clock import ManualClock
+Names are imported when they are used: pytest loads the plugin of this package in every run.
+"""
 
-__all__ = ["ManualClock"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.testing.clock import ManualClock
+    from holdfast.testing.jobs import (
+        Jobs,
+        adrain,
+        assert_enqueued,
+        assert_not_enqueued,
+        drain,
+        enqueued,
+        inline,
+        isolated,
+    )
+
+__all__ = [
+    "Jobs",
+    "ManualClock",
+    "adrain",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "drain",
+    "enqueued",
+    "inline",
+    "isolated",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "clock" if name == "ManualClock" else "jobs"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import threading
+import math
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from holdfast.errors import HoldfastError, InvalidPayload
 from holdfast.events import JobSettled, JobStarted, SettleRefused, tell
 from holdfast.failures import decode_history
 from holdfast.job import Job, JobId, Reason, State
-from holdfast.lifecycle import Applied, Failed, HandlerOutcome, Move, Outcome, Released, Succeeded, settle
+from holdfast.lifecycle import Applied, HandlerOutcome, Move, Outcome, Released, Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import MICROSECONDS, SYSTEM, Ports
 from holdfast.registry import TaskSpec
@@ -39,6 +39,9 @@ from holdfast.worker.context import CurrentJob, Stop
 from holdfast.worker.handling import Handling, stopped
 
 T = TypeVar("T")
+
+_FAILED = frozenset({Reason.RETRIED, Reason.EXHAUSTED, Reason.PERMANENT, Reason.SNOOZED_OUT})
+_real_seconds = SYSTEM.clock.monotonic
 
 
 class EndlessJobs(HoldfastError):
@@ -67,8 +70,8 @@ class Run(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def failed(self) -> bool:
-        """Whether the attempt counts as a failure. A snooze does not."""
-        return self.error is not None and self.state is not State.SUCCEEDED and self.reason is not Reason.SNOOZED
+        """Whether the attempt failed. One that was snoozed or cancelled did not."""
+        return self.error is not None and self.reason in _FAILED
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={value!r:.80}" for name, value in self.arguments.items())
@@ -80,12 +83,20 @@ class Run(msgspec.Struct, frozen=True, eq=False):
 class _RunningJob(CurrentJob):
     """The current job, and what only a test wants to know of it."""
 
-    __slots__ = ("interrupt", "raised")
+    __slots__ = ("_deadline", "interrupt", "raised")
 
-    def __init__(self, job: Job, store: RecordingStore, ports: Ports, *, is_async: bool) -> None:
-        super().__init__(job, store, ports, is_async=is_async, noted=lambda _: self._keep_progress(store))
+    def __init__(self, job: Job, spec: TaskSpec, store: RecordingStore, ports: Ports) -> None:
+        super().__init__(job, store, ports, is_async=spec.is_async, noted=lambda _: self._keep_progress(store))
         self.raised: BaseException | None = None
         self.interrupt: Callable[[], object] = lambda: None
+        self._deadline = math.inf if spec.options.timeout is None else _real_seconds() + spec.options.timeout
+
+    @property
+    def cancelled(self) -> bool:
+        """See `CurrentJob.cancelled`. A plain handler has nobody beside it who watches its time, so it does so here."""
+        if _real_seconds() > self._deadline:
+            self.ask_to_stop(Stop.TIMEOUT)
+        return super().cancelled
 
     def _keep_progress(self, store: RecordingStore) -> None:
         at_once(store.note(self.lease, self.latest_progress or b"null"))
@@ -182,8 +193,7 @@ class Caller:
                 handler = self._on_loop(handling, spec, job, current)
                 outcome = context.run(self._portal.run, "drain", handler)
             else:
-                with self._time_limit(spec, current):
-                    outcome = context.run(handling.call_plain, spec, job, current)
+                outcome = context.run(handling.call_plain, spec, job, current)
         return self._end(job, spec, current, outcome)
 
     async def _run(self, job: Job, context: contextvars.Context) -> Run:
@@ -198,7 +208,7 @@ class Caller:
     @contextlib.contextmanager
     def _begun(self, job: Job) -> Iterator[tuple[TaskSpec, _RunningJob, Handling]]:
         spec = self._app.tasks[job.task]
-        current = _RunningJob(job, self.store, self._ports, is_async=spec.is_async)
+        current = _RunningJob(job, spec, self.store, self._ports)
         self._running[job.id] = current
         tell(
             self._app.listener,
@@ -226,12 +236,17 @@ class Caller:
         current.interrupt = lambda: loop.call_soon_threadsafe(handler.cancel)
         # Not `await handler`: a handler that is cancelled has an outcome, and whoever cancelled us would not notice.
         try:
-            await self._limited(handler, spec, current)
+            done, _ = await asyncio.wait({handler}, timeout=spec.options.timeout)
+            if not done:
+                current.ask_to_stop(Stop.TIMEOUT)
+                await asyncio.wait({handler})
         except asyncio.CancelledError:
             current.stop = current.stop or Stop.SHUTDOWN
             handler.cancel()
             await asyncio.wait({handler})
             raise
+        if handler.cancelled():  # before its first step
+            return handling.outcome_of(asyncio.CancelledError(), spec, job, current)
         return handler.result()
 
     async def _on_thread(
@@ -247,34 +262,11 @@ class Caller:
 
         SYSTEM.spawner.thread(work, "holdfast-handler")
         try:
-            await self._limited(ended, spec, current)
+            await asyncio.wait({ended})
         except asyncio.CancelledError:
             current.ask_to_stop(Stop.SHUTDOWN)
             raise
         return ended.result()
-
-    async def _limited(self, ended: asyncio.Future[Any], spec: TaskSpec, current: _RunningJob) -> None:
-        done, _ = await asyncio.wait({ended}, timeout=spec.options.timeout)
-        if not done:
-            current.ask_to_stop(Stop.TIMEOUT)
-            await asyncio.wait({ended})
-
-    @contextlib.contextmanager
-    def _time_limit(self, spec: TaskSpec, current: _RunningJob) -> Iterator[None]:
-        if spec.options.timeout is None:
-            yield
-            return
-        ended = threading.Event()
-
-        def watch() -> None:
-            if not ended.wait(spec.options.timeout):
-                current.ask_to_stop(Stop.TIMEOUT)
-
-        SYSTEM.spawner.thread(watch, "holdfast-timeout")
-        try:
-            yield
-        finally:
-            ended.set()
 
     def _cancel_running(self, job_id: JobId) -> None:
         if running := self._running.get(job_id):
@@ -317,7 +309,7 @@ class Caller:
                 break
             cancel_asked = True
         if answer in (Applied.APPLIED, Applied.ALREADY):
-            failures = decode_history(move.failure_history) if isinstance(outcome, Failed) else []
+            failures = decode_history(move.failure_history) if move.failure_history != job.failure_history else []
             tell(
                 self._app.listener,
                 JobSettled(

@@ -193,6 +193,6 @@ def listed(enqueued: Sequence[Enqueued], expectation: Expectation) -> str:
     return "\n".join(["Enqueued were:", *lines])
 
 
-def times(count: int) -> str:
+def how_often(count: int) -> str:
     """How often, in words."""
     return "once" if count == 1 else f"{count} times"

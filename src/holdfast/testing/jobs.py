@@ -26,10 +26,25 @@ from holdfast.registry import TaskSpec
 from holdfast.sync import refuse_in_event_loop
 from holdfast.tasks import Enqueuer
 from holdfast.testing.calling import Caller, EndlessJobs, Run, Steps, stops_the_test
-from holdfast.testing.expectations import Enqueued, Expectation, Expected, arguments_of, expectation, listed, times
+from holdfast.testing.expectations import Enqueued, Expectation, Expected, arguments_of, expectation, how_often, listed
 from holdfast.testing.frozen import FrozenClock, frozen_ports
 from holdfast.testing.inline import MOST_NESTED, wrap
 from holdfast.testing.recording import RecordingStore
+
+__all__ = [
+    "EndlessJobs",
+    "Enqueued",
+    "Jobs",
+    "Run",
+    "adrain",
+    "assert_enqueued",
+    "assert_not_enqueued",
+    "drain",
+    "enqueued",
+    "inline",
+    "isolated",
+    "jobs_of",
+]
 
 AnyTask = Enqueuer[..., Any] | str
 """A task, or its name."""
@@ -100,9 +115,9 @@ class Jobs:
         if wanted is None and not found:
             message = f"{meant} was not enqueued"
         elif wanted == 0 and found:
-            message = f"{meant} was enqueued ({times(len(found))}), and should not have been"
+            message = f"{meant} was enqueued ({how_often(len(found))}), and should not have been"
         elif wanted is not None and len(found) != wanted:
-            message = f"{meant} was enqueued {times(len(found))}, not {times(wanted)}"
+            message = f"{meant} was enqueued {how_often(len(found))}, not {how_often(wanted)}"
         else:
             return found
         raise AssertionError(f"{message}. {listed(enqueued, meant)}")
@@ -147,7 +162,7 @@ class Jobs:
         while (job := self._next(scheduled)) is not None:
             if ran.total() >= limit:
                 self._caller.release(job)
-                usual = ", ".join(f"{task} {times(count)}" for task, count in ran.most_common(3))
+                usual = ", ".join(f"{task} {how_often(count)}" for task, count in ran.most_common(3))
                 raise EndlessJobs(
                     f"{limit} jobs ran, and there are more ({usual}; {job.task} is next): do they enqueue one another "
                     f"for ever? If there really are that many, pass limit="
