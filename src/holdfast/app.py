@@ -17,7 +17,7 @@ from holdfast.events import Listener, ignore
 from holdfast.job import JobId, State
 from holdfast.keepers.rescue import Rescue
 from holdfast.keepers.retention import Retention
-from holdfast.policy import Backoff, FullJitter, RetryPolicy
+from holdfast.policy import Backoff, RetryPolicy
 from holdfast.ports import SYSTEM, Ports
 from holdfast.registry import Registry, TaskOptions
 from holdfast.store import CancelAnswer, QueueCounts, Store
@@ -267,9 +267,13 @@ class Holdfast:
         heard = listener or self.listener
         follow_ups = FollowUps(self.tasks, self._client)
         follow_ups.check()
-        policy = RetryPolicy(max_crashes=settings.max_crashes, max_snoozes=settings.max_snoozes)
         rescue = Rescue(
-            self.store, ports=self._ports, ttl=settings.lease_ttl, policy=policy, listener=heard, follow=follow_ups.add
+            self.store,
+            ports=self._ports,
+            ttl=settings.lease_ttl,
+            policy=settings.policy(),
+            listener=heard,
+            follow=follow_ups.add,
         )
         return WorkerService(
             store=self.store,
@@ -295,8 +299,7 @@ class Holdfast:
         follow_ups.check()
 
         def policy(task: str) -> RetryPolicy:
-            backoff = self.tasks[task].options.backoff if task in self.tasks else FullJitter()
-            return RetryPolicy(backoff=backoff, max_crashes=settings.max_crashes, max_snoozes=settings.max_snoozes)
+            return settings.policy(self.tasks[task].options.backoff) if task in self.tasks else settings.policy()
 
         return Supervisor(
             self.store,

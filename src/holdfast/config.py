@@ -13,6 +13,7 @@ import msgspec
 from holdfast.codec import DEFAULT_PAYLOAD_LIMIT
 from holdfast.errors import InvalidOption, UnknownPriority, shown
 from holdfast.job import DEFAULT_MAX_RETRIES, DEFAULT_RETENTION, LONGEST_DELAY, MOST_RETRIES, check_name, check_whole
+from holdfast.policy import Backoff, FullJitter, RetryPolicy
 from holdfast.ports import MICROSECONDS
 from holdfast.store import DepthLimit
 
@@ -124,6 +125,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             check_whole("max_jobs", self.max_jobs, 1, 10**12)
         if self.max_memory is not None:
             check_whole("max_memory in bytes", self.max_memory, 1024 * 1024, 10**15)
+
+    def policy(self, backoff: Backoff = FullJitter()) -> RetryPolicy:  # noqa: B008
+        """The limits of a job whose task has that backoff."""
+        return RetryPolicy(backoff=backoff, max_crashes=self.max_crashes, max_snoozes=self.max_snoozes)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -69,9 +69,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _watch_supervisor(control: int, loop: asyncio.AbstractEventLoop, service: WorkerService, grace: float) -> None:
-    """Stop with the supervisor: by the event loop if that still runs, by force if not."""
+    """Retire when the supervisor says so. Stop with it: by the event loop if that still runs, by force if not."""
     while os.read(control, 1):
-        pass
+        loop.call_soon_threadsafe(service.retire)
     loop.call_soon_threadsafe(service.stop)
     SYSTEM.clock.pause(grace + _PATIENCE)
     kill_marked(own_mark())

@@ -23,8 +23,7 @@ from msgspec.structs import asdict
 from holdfast.app import Holdfast
 from holdfast.client import Client
 from holdfast.errors import HoldfastError, InvalidPayload
-from holdfast.events import JobSettled, JobStarted, SettleRefused, tell
-from holdfast.failures import decode_history
+from holdfast.events import JobStarted, tell
 from holdfast.job import Job, JobId, Reason, State
 from holdfast.lifecycle import Applied, HandlerOutcome, Move, Outcome, Released, Succeeded, settle
 from holdfast.policy import RetryPolicy
@@ -37,6 +36,7 @@ from holdfast.testing.expectations import arguments_of
 from holdfast.testing.recording import RecordingStore
 from holdfast.worker.context import CurrentJob, Stop
 from holdfast.worker.handling import Handling, stopped
+from holdfast.worker.settler import settlement
 
 T = TypeVar("T")
 
@@ -275,11 +275,7 @@ class Caller:
     # Settling.
 
     def _end(self, job: Job, spec: TaskSpec, current: _RunningJob, outcome: HandlerOutcome) -> Run:
-        limits = self._app.settings.worker
-        policy = RetryPolicy(
-            backoff=spec.options.backoff, max_crashes=limits.max_crashes, max_snoozes=limits.max_snoozes
-        )
-        move = self._settle(job, outcome, policy)
+        move = self._settle(job, outcome, self._app.settings.worker.policy(spec.options.backoff))
         after = self.store.peek(job.id)
         run = Run(
             job_id=job.id,
@@ -308,26 +304,7 @@ class Caller:
             if answer is not Applied.CANCEL_ASKED:
                 break
             cancel_asked = True
-        if answer in (Applied.APPLIED, Applied.ALREADY):
-            failures = decode_history(move.failure_history) if move.failure_history != job.failure_history else []
-            tell(
-                self._app.listener,
-                JobSettled(
-                    job.session_id or "",
-                    job.id,
-                    job.queue,
-                    job.task,
-                    move.to,
-                    move.reason,
-                    move.attempt,
-                    0.0,
-                    f"{failures[-1].type}: {failures[-1].message}" if failures else "",
-                    None if move.delay is None else move.delay / MICROSECONDS,
-                    job.correlation_id,
-                ),
-            )
-        else:
-            tell(self._app.listener, SettleRefused(job.session_id or "", job.id, job.queue, job.task, answer.value))
+        tell(self._app.listener, settlement(job, move, answer, 0.0))
         return move
 
 

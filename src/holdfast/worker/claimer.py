@@ -159,6 +159,11 @@ class Claimer:
         self._holding.forget()
         await self._open_session()
 
+    async def clear_up(self) -> None:
+        """After the last claim: if its reply was lost, give back what it took."""
+        if self._in_doubt and not self._lost:
+            await self._give_back_unknown()
+
     async def _give_back_unknown(self) -> None:
         self._in_doubt = False
         before = self._holding.known()

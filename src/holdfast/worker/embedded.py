@@ -19,6 +19,7 @@ from holdfast.worker.service import WorkerService, run_to_end
 KEPT_EXCEPTIONS = 1_000
 _LOOK_EVERY = 0.01
 _START_DEADLINE = 30.0
+_LAST_WORDS = 5.0
 
 
 class JobException(msgspec.Struct, frozen=True):
@@ -108,7 +109,7 @@ class EmbeddedWorker:
         left = None if deadline is None else max(0.0, deadline - self._ports.clock.monotonic())
         if not self._ended.wait(left):
             self._ask_to_stop(loop, service)
-            self._ended.wait(5.0)
+            self._ended.wait(_LAST_WORDS)
         return dry and self._ended.is_set()
 
     def _ask_to_stop(self, loop: asyncio.AbstractEventLoop, service: WorkerService) -> None:

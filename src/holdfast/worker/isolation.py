@@ -33,6 +33,8 @@ _MOST_STARTING = 2
 """A crash at high concurrency makes many suspects; as many processes at once would be the next crash."""
 _STARTUP_DEADLINE = 60.0
 _REAP_DEADLINE = 2.0
+_LAST_WORDS = 0.1
+"""For what a process said before it ended to be read."""
 
 
 def how_it_ended(code: int | None) -> str:
@@ -61,6 +63,19 @@ class _Process:
     async def connect(self, connection: socket.socket) -> None:
         reader, self._writer = await asyncio.open_connection(sock=connection)
         self._reading = asyncio.create_task(self._read(reader))
+        loop = asyncio.get_running_loop()
+
+        def wait() -> None:
+            self.popen.wait()
+            with suppress(RuntimeError):  # the worker has ended itself
+                loop.call_soon_threadsafe(loop.call_later, _LAST_WORDS, self._hang_up)
+
+        self._ports.spawner.thread(wait, f"holdfast-wait-{self.popen.pid}")
+
+    def _hang_up(self) -> None:
+        """The process has ended, but what its handler forked may hold its end of the connection open."""
+        if self._writer is not None:
+            self._writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -83,7 +98,7 @@ class _Process:
         """Its exit code, once it has one. It is killed if it takes its time after it hung up."""
         clock = self._ports.clock
         deadline = clock.monotonic() + _REAP_DEADLINE
-        while (code := self.popen.poll()) is None and clock.monotonic() < 2 * deadline:
+        while (code := self.popen.poll()) is None and clock.monotonic() < deadline + _REAP_DEADLINE:
             if clock.monotonic() > deadline:
                 self.kill()
             await clock.sleep(0.005)

@@ -1,8 +1,8 @@
 """Bringing back the jobs of a worker process that is dead, with what its board still says.
 
 The process is gone, so nobody races: what had not started is released before the session is closed, and loses nothing.
-What was running becomes lost, and its jobs are suspects. If it was we who killed the process for a job past its hard
-limit, that job alone is to blame.
+What was running becomes lost, and its jobs are suspects; one that was a suspect before, and so ran apart, is not to
+blame for the others. If it was we who killed the process for a job past its hard limit, that job alone is to blame.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ async def recover(
     running = {(started.job_id, started.version) for started in death.started}
     settling = _Settling(store, policy, follow, ports)
     started = unstarted = 0
-    for job in await store.held(death.session_id):
+    held = await store.held(death.session_id)
+    others_ran = any((job.id, job.version) in running and not job.suspect for job in held)
+    for job in held:
         key = (job.id, job.version)
         if key in death.overdue:
             settling.add(
@@ -64,6 +66,9 @@ async def recover(
             unstarted += 1
         else:
             started += 1
+            if job.suspect and others_ran:
+                # It ran in a process of its own, and this one ended: one of the others did that.
+                settling.add(job, Released())
     await settling.flush()
     await store.close_session(death.session_id)
     while lost := await store.lost(MOST_PER_CALL, session_id=death.session_id):

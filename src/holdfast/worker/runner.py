@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.config import WorkerSettings
 from holdfast.errors import UnknownTask
 from holdfast.events import HandlerStuck, JobStarted, Listener, TaskUnknown, ignore, tell
 from holdfast.failures import Failure, capture
@@ -82,16 +83,14 @@ class Running(msgspec.Struct, eq=False):
 
 
 class Runner:
-    """Runs up to `slots` jobs at once. `stuck` is called when a handler had to be left behind."""
+    """Runs up to `settings.concurrency` jobs at once. `stuck` is called when a handler had to be left behind."""
 
     def __init__(
         self,
         *,
         store: Store,
         registry: Registry,
-        slots: int,
-        max_crashes: int,
-        max_snoozes: int,
+        settings: WorkerSettings,
         handling: Handling,
         holding: Holding,
         board: Board,
@@ -104,7 +103,7 @@ class Runner:
     ) -> None:
         self._store = store
         self._registry = registry
-        self._limits = (max_crashes, max_snoozes)
+        self._settings = settings
         self._handling = handling
         self._holding = holding
         self._board = board
@@ -118,8 +117,7 @@ class Runner:
         self._context = contextvars.copy_context()
         """The worker's own. Each job gets a copy: what a handler leaves in its context must not reach the next."""
         self._plans: dict[str, _Plan] = {}
-        self._slots = slots
-        self._free = list(range(slots))
+        self._free = list(range(settings.concurrency))
         self._buffer: deque[Job] = deque()
         self._threads: HandlerThreads[Outcome] = HandlerThreads(ports, "holdfast-handler")
         self._last_start = self._last_fed = self._measured_at = ports.clock.monotonic()
@@ -238,15 +236,14 @@ class Runner:
         self._settler.add(running.job, outcome, running.plan.policy, seconds=seconds, cancel_asked=running.cancel_asked)
 
     def _plan(self, job: Job) -> _Plan | None:
-        crashes, snoozes = self._limits
         try:
             spec = self._registry[job.task]
         except UnknownTask as error:
             tell(self._listener, TaskUnknown(job.session_id or "", job.id, job.queue, job.task))
             failure = capture(error, at=self._ports.clock.now(), attempt=job.attempt + 1)
             wait = min(2.0 ** min(job.snoozes, 10), _LONGEST_UNKNOWN_WAIT) * (0.5 + self._ports.random.fraction() / 2)
-            policy = RetryPolicy(max_crashes=crashes, max_snoozes=snoozes)
-            self._settler.add(job, Snoozed(wait, msgspec.structs.replace(failure, traceback="")), policy)
+            outcome = Snoozed(wait, msgspec.structs.replace(failure, traceback=""))
+            self._settler.add(job, outcome, self._settings.policy())
             return None
         options = spec.options
         plan = self._plans[job.task] = _Plan(
@@ -255,7 +252,7 @@ class Runner:
             options.isolation == "process",
             math.inf if options.timeout is None else options.timeout,
             math.inf if options.hard_timeout is None else options.hard_timeout,
-            RetryPolicy(backoff=options.backoff, max_crashes=crashes, max_snoozes=snoozes),
+            self._settings.policy(options.backoff),
         )
         return plan
 

@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -85,9 +86,7 @@ class WorkerService:
         self._runner = Runner(
             store=store,
             registry=registry,
-            slots=settings.concurrency,
-            max_crashes=settings.max_crashes,
-            max_snoozes=settings.max_snoozes,
+            settings=settings,
             handling=handling,
             holding=self._holding,
             board=self._board,
@@ -145,6 +144,13 @@ class WorkerService:
         self._stop_asked.set()
         self._on_change()
 
+    def retire(self) -> None:
+        """Claim no more, and stop when what runs has finished, however long that takes."""
+        self._runner.stopping = True
+        self._claimer.stop()
+        self._stop_asked.set()
+        self._on_change()
+
     # What the parts tell.
 
     def _introduce(self, session_id: SessionId) -> Session:
@@ -172,6 +178,7 @@ class WorkerService:
 
     async def run(self) -> bool:
         """Work until stopped. True if everything ended well within the grace period."""
+        _loops.add(asyncio.get_running_loop())
         self._tick()
         claiming = self._spawn("claimer", self._claimer.run)
         self._heart.start()
@@ -185,11 +192,16 @@ class WorkerService:
         tell(self._listener, WorkerStarted(self.worker_id, self._queues, self._settings.concurrency))
         self._board.ready()
         await self._stop_asked.wait()
-        return await self._shut_down(claiming)
+        released = 0
+        while not self._stops and (self._runner.running or not claiming.done()):  # it retires
+            released += self._runner.release_unstarted()
+            await self._wait_for_change(_TICK_EVERY)
+        self._stops = max(self._stops, 1)
+        return await self._shut_down(claiming, released)
 
-    async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:
+    async def _shut_down(self, claiming: asyncio.Task[None], released: int) -> bool:
         clock, settings = self._ports.clock, self._settings
-        released = self._runner.release_unstarted()
+        released += self._runner.release_unstarted()
         deadline = clock.monotonic() + settings.grace
         while (self._runner.running or not claiming.done()) and self._stops == 1:
             left = deadline - clock.monotonic()
@@ -206,9 +218,11 @@ class WorkerService:
                 await self._wait_for_change(0.05)
             await clock.sleep(0.01)  # for coroutines that end at once when they are cancelled
             released += self._runner.release_running()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_DEADLINE if self._stops == 1 else _LAST_WORDS):
-                await self.settler.flushed()
+        if claiming.done():
+            with suppress(StoreError, TimeoutError):  # then a keeper finds them
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self._claimer.clear_up()
+        await self._confirm_settlements()
         await self._end_parts()
         with suppress(HoldfastError, TimeoutError):  # whoever looks next finds the session dead
             async with asyncio.timeout(_LAST_WORDS):
@@ -218,6 +232,15 @@ class WorkerService:
         tell(self._listener, WorkerStopped(self.worker_id, clean, counts["succeeded"], counts["failed"], released))
         return clean
 
+    async def _confirm_settlements(self) -> None:
+        """Wait for the store to take them, but not for ever, and not for long if somebody says stop once more."""
+        clock = self._ports.clock
+        deadline = clock.monotonic() + _SETTLE_DEADLINE
+        while self.settler and clock.monotonic() < deadline:
+            if self._stops > 1:
+                deadline = min(deadline, clock.monotonic() + _LAST_WORDS)
+            await self._wait_for_change(0.05)
+
     async def _end_parts(self) -> None:
         self._stopped = True
         self._heart.stop()
@@ -225,6 +248,7 @@ class WorkerService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._runner.close()
+        _loops.discard(asyncio.get_running_loop())
 
     def _spawn(self, name: str, part: Loop) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._keep_running(name, part), name=f"holdfast {name}")
@@ -273,6 +297,21 @@ class WorkerService:
                 if current.latest_progress is not None:
                     with suppress(StoreError):  # the next one comes soon, and the newest is all that counts
                         await self._store.note(current.lease, current.latest_progress)
+
+
+# Forks. A handler may fork, and its copy of this process may come back to the event loop. It must not work or settle as
+# if it were the worker. A copy that does something else, as those of `multiprocessing` do, never gets there.
+
+_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
+
+def _end_when_back() -> None:
+    for loop in _loops:
+        with suppress(RuntimeError):
+            loop.call_soon(os._exit, 1)
+
+
+os.register_at_fork(after_in_child=_end_when_back)
 
 
 def run_until_signalled(

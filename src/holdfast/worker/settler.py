@@ -105,11 +105,6 @@ class Settler:
                 # Something that no store may raise: one job of the batch is at fault, or the code. Alone, each shows.
                 await self._one_by_one(batch, error)
 
-    async def flushed(self) -> None:
-        """Wait until everything that was added has been confirmed."""
-        while self:
-            await self._ports.clock.sleep(0.005)
-
     def __bool__(self) -> bool:
         return len(self) > 0
 
@@ -157,36 +152,16 @@ class Settler:
         self._holding.settled(job)
         accepted = answer in (Applied.APPLIED, Applied.ALREADY)
         self.counts[("refused" if not accepted else move.to if move.to in ENDED else move.reason)] += 1
-        if self._listener is ignore:
-            return
-        worker_id: SessionId = job.session_id or ""
-        if not accepted:
-            tell(self._listener, SettleRefused(worker_id, job.id, job.queue, job.task, answer.value))
-            return
-        failures = decode_history(move.failure_history) if move.failure_history is not job.failure_history else []
-        tell(
-            self._listener,
-            JobSettled(
-                worker_id,
-                job.id,
-                job.queue,
-                job.task,
-                move.to,
-                move.reason,
-                move.attempt,
-                ended.seconds,
-                f"{failures[-1].type}: {failures[-1].message}" if failures else "",
-                None if move.delay is None else move.delay / MICROSECONDS,
-                job.correlation_id,
-            ),
-        )
+        if self._listener is not ignore:
+            tell(self._listener, settlement(job, move, answer, ended.seconds))
 
     async def _one_by_one(self, batch: Sequence[_Ended], cause: Exception) -> None:
         tell(
             self._listener,
             PartFailed(batch[0].job.session_id or "", "settler", f"{type(cause).__name__}: {cause}", 0.0),
         )
-        for ended in batch:
+        for position, ended in enumerate(batch):
+            self._flushing = len(batch) - position
             if not self._holding.knows(ended.job):
                 continue  # answered before the batch failed
             try:
@@ -195,6 +170,7 @@ class Settler:
                 self._keep([ended])
             except Exception as error:
                 await self._fail(ended, error)
+        self._flushing = 0
 
     async def _fail(self, ended: _Ended, error: Exception) -> None:
         """The outcome itself cannot be stored: settle the job as failed with that error, or leave it to the rescue."""
@@ -208,3 +184,24 @@ class Settler:
             self._keep([ended])
         except Exception:
             self._holding.settled(ended.job)
+
+
+def settlement(job: Job, move: Move, answer: Applied, seconds: float) -> JobSettled | SettleRefused:
+    """What to tell about a move that the store has answered."""
+    worker_id: SessionId = job.session_id or ""
+    if answer not in (Applied.APPLIED, Applied.ALREADY):
+        return SettleRefused(worker_id, job.id, job.queue, job.task, answer.value)
+    failures = decode_history(move.failure_history) if move.failure_history != job.failure_history else []
+    return JobSettled(
+        worker_id,
+        job.id,
+        job.queue,
+        job.task,
+        move.to,
+        move.reason,
+        move.attempt,
+        seconds,
+        f"{failures[-1].type}: {failures[-1].message}" if failures else "",
+        None if move.delay is None else move.delay / MICROSECONDS,
+        job.correlation_id,
+    )

@@ -179,6 +179,8 @@ class Supervisor:
                 self._recycle_if_due(child)
 
     def _recycle_if_due(self, child: _Child) -> None:
+        if sum(other.leaving for other in self._children) >= self._settings.processes:
+            return  # those that have to finish long jobs must not become ever more
         why = None
         if child.board.done >= child.most_jobs:
             why = f"it has run {child.board.done} jobs"
@@ -186,7 +188,9 @@ class Supervisor:
             why = f"it uses {memory // 2**20} MiB of memory"
         if why is not None:
             tell(self._listener, ProcessRecycled(child.board.session_id, child.popen.pid, why))
-            self._ask_to_stop(child, self._settings.grace + _STOP_MARGIN)
+            child.leaving = True
+            with suppress(OSError):  # it has just ended
+                os.write(child.control, b"r")
 
     def _ask_to_stop(self, child: _Child, wait: float) -> None:
         child.leaving = True
