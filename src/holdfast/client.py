@@ -241,7 +241,7 @@ class Client:
         return answer
 
     async def replay(self, job_id: JobId) -> JobHandle[Any]:
-        """Bring an ended job back to its queue, with its payload as it was and its counters at zero."""
+        """Bring an ended job back to its queue, with its payload as it was and a fresh set of retries."""
         while True:
             job = await self.load(job_id)
             if job.state not in ENDED:
