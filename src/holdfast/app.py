@@ -224,15 +224,23 @@ class Holdfast:
     # Workers.
 
     async def arun_worker(self, settings: WorkerSettings | None = None) -> bool:
-        """Work in this event loop until cancelled; then finish what runs within the grace period."""
+        """Work in this event loop until cancelled; then finish what runs within the grace period. Cancelled again, give
+        it back at once.
+        """
         service = self.worker_service(settings or self.settings.worker)
         running = asyncio.ensure_future(service.run())
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            service.stop()
-            await running
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError as error:
+                if cancelled is not None:
+                    service.stop_now()
+                service.stop()
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return running.result()
 
     def run_worker(self, settings: WorkerSettings | None = None) -> bool:
         """Work in this process until SIGTERM or SIGINT; a second signal gives running jobs back at once.
@@ -265,7 +273,7 @@ class Holdfast:
     ) -> WorkerService:
         """A worker for the running event loop: what the others here are made of. A `board` has a supervisor behind."""
         heard = listener or self.listener
-        follow_ups = FollowUps(self.tasks, self._client)
+        follow_ups = FollowUps(self.tasks, self._client, heard)
         follow_ups.check()
         rescue = Rescue(
             self.store,
@@ -283,7 +291,7 @@ class Holdfast:
             follow=follow_ups.add,
             keepers=[rescue.run, Retention(self.store, ports=self._ports, listener=heard).run],
             isolation=IsolatedPool(
-                application or find_application(self, self.tasks), ports=self._ports, listener=heard
+                application or find_application(self, self.tasks), self.tasks, ports=self._ports, listener=heard
             ),
             board=board,
             supervised=board is not None,
@@ -295,7 +303,7 @@ class Holdfast:
         self, application: str, settings: WorkerSettings, *, arguments: tuple[str, ...], listener: Listener
     ) -> Supervisor:
         """What runs workers of this application in processes and watches them. `arguments` go to each process."""
-        follow_ups = FollowUps(self.tasks, self._client)
+        follow_ups = FollowUps(self.tasks, self._client, listener)
         follow_ups.check()
 
         def policy(task: str) -> RetryPolicy:

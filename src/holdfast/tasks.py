@@ -16,6 +16,7 @@ from holdfast.client import Client, JobHandle
 from holdfast.codec import payload_hash
 from holdfast.config import Settings
 from holdfast.errors import InvalidOption, UnknownTask, shown
+from holdfast.events import Listener, PartFailed, tell
 from holdfast.failures import decode_history
 from holdfast.job import LONGEST_DELAY, Job, Key, NewJob, another
 from holdfast.lifecycle import Move
@@ -195,9 +196,10 @@ class FollowUps:
 
     _OFFERED = frozenset({"job_id", "task", "queue", "reason", "error", "attempt", "arguments"})
 
-    def __init__(self, registry: Registry, client: Client) -> None:
+    def __init__(self, registry: Registry, client: Client, listener: Listener) -> None:
         self._registry = registry
         self._client = client
+        self._listener = listener
 
     def check(self) -> None:
         """`InvalidOption` if a task names an `on_failed` that is not there, or that needs what nobody can give."""
@@ -215,7 +217,18 @@ class FollowUps:
                 )
 
     def add(self, job: Job, move: Move) -> Move:
-        """The move to `failed` with the follow-up in it, if the job's task has one."""
+        """The move to `failed` with the follow-up in it, if the job's task has one.
+
+        One that cannot be made (its arguments are too large, say) is left out, and told: the job must be settled.
+        """
+        try:
+            return self._with_follow_up(job, move)
+        except Exception as error:
+            told = f"the on_failed of job {job.id} ({job.task}) cannot be enqueued: {type(error).__name__}: {error}"
+            tell(self._listener, PartFailed(job.session_id or "", "on_failed", told, 0.0))
+            return move
+
+    def _with_follow_up(self, job: Job, move: Move) -> Move:
         try:
             name = self._registry[job.task].options.on_failed
             follow_up = None if name is None else self._registry[name]

@@ -24,7 +24,15 @@ MUST_HAPPEN = (
     *("succeeded applied", "succeeded already", "succeeded stale"),
     *("retried applied", "retried already", "retried stale", "exhausted applied"),
     *("released applied", "released already", "lost applied", "crashed applied"),
-    *("loop blocked", "settlement refused", "held: request lost", "open_session: reply lost"),
+    *(
+        "retire",
+        "stop",
+        "stop_now",
+        "loop blocked",
+        "settlement refused",
+        "held: request lost",
+        "open_session: reply lost",
+    ),
     *("insert: request lost", "insert: reply lost", "claim: request lost", "claim: reply lost"),
     *("apply: request lost", "apply: reply lost", "beat: request lost", "beat: reply lost"),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast.cli.wording import first_line
 from holdfast.errors import HoldfastError
 from holdfast.ports import SYSTEM
-from holdfast.worker.isolation import how_it_ended
+from holdfast.worker.isolated_process import how_it_ended
 
 APPLICATION = "holdfast.cli.demo_tasks:app"
 STORE_VARIABLE = "HOLDFAST_DEMO_STORE"

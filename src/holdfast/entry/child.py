@@ -24,6 +24,7 @@ from holdfast.ports import SYSTEM
 from holdfast.worker.board import Board
 from holdfast.worker.process_tree import kill_marked, own_mark
 from holdfast.worker.service import WorkerService, run_until_signalled
+from holdfast.worker.supervisor import RETIRE, STOP, STOP_NOW
 
 _PATIENCE = 10.0
 
@@ -42,6 +43,7 @@ def main(arguments: list[str]) -> int:
     settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     logging = msgspec.json.decode(logging_json, type=Logging)
     board = Board.inherited(int(board_fd))
+    os.set_inheritable(int(control), False)
     try:
         app = load_app(application)
     except InvalidOption as error:
@@ -60,6 +62,7 @@ def main(arguments: list[str]) -> int:
         run_until_signalled(
             lambda: app.worker_service(settings, listener=listener, application=application, board=board),
             started=started,
+            supervised=True,
         )
     finally:
         logs.close()
@@ -69,9 +72,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _watch_supervisor(control: int, loop: asyncio.AbstractEventLoop, service: WorkerService, grace: float) -> None:
-    """Retire when the supervisor says so. Stop with it: by the event loop if that still runs, by force if not."""
-    while os.read(control, 1):
-        loop.call_soon_threadsafe(service.retire)
+    """Do what the supervisor says. Stop with it: by the event loop if that still runs, by force if not."""
+    words = {RETIRE: service.retire, STOP: service.stop, STOP_NOW: service.stop_now}
+    while word := os.read(control, 1):
+        loop.call_soon_threadsafe(words[word])
     loop.call_soon_threadsafe(service.stop)
     SYSTEM.clock.pause(grace + _PATIENCE)
     kill_marked(own_mark())

@@ -94,10 +94,15 @@ class Rescue:
     async def run(self) -> None:
         """Pass after pass, three in a TTL with jitter, until cancelled. A failing store is tried again."""
         while True:
+            # Whatever happens: a keeper that has died rescues nobody. What one half meets must not stop the other.
             try:
-                await self.one_pass()
-            except Exception as error:  # whatever it is: a keeper that has died rescues nobody
+                await self._close_dead()
+            except Exception as error:
                 self._watch.forget()
+                tell(self._listener, KeeperFailed("rescue", repr(error)))
+            try:
+                await self._bring_back()
+            except Exception as error:
                 tell(self._listener, KeeperFailed("rescue", repr(error)))
             jitter = 1 + _JITTER * (2 * self._ports.random.fraction() - 1)
             await self._ports.clock.sleep(self._ttl / 3 * jitter)

@@ -141,7 +141,7 @@ class Caller:
         self._app = app
         self._portal: Portal = client.portal
         self._ports = client.ports
-        self._follow_ups = FollowUps(app.tasks, client)
+        self._follow_ups = FollowUps(app.tasks, client, app.listener)
         self._session = Session(id=self._ports.ids.session_id(), host="test")
         self._context = contextvars.copy_context()
         self._turn = 0

@@ -24,6 +24,8 @@ _TICK_AT = 32
 _DONE = struct.Struct("<Q")
 _DONE_AT = 40
 _READY_AT = 48
+_LEAVING_AT = 49
+_STARTED, _ENDED = 1, 2
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
@@ -84,16 +86,22 @@ class Board:
         """The process has started up and begins to claim."""
         self._memory[_READY_AT] = 1
 
+    def leave(self) -> None:
+        """The process takes no more jobs and ends when it has finished those that it runs."""
+        self._memory[_LEAVING_AT] = 1
+
     def start(self, slot: int, job_id: str, version: int, hard_deadline: float = math.inf) -> None:
         """A job starts in this slot."""
         at = _HEADER_ROOM + slot * _SLOT_ROOM
         # The flag goes last: a half-written slot must not be read as a job.
         _SLOT.pack_into(self._memory, at, 0, job_id.encode(), version, hard_deadline)
-        self._memory[at] = 1
+        self._memory[at] = _STARTED
 
     def end(self, slot: int) -> None:
-        """The job in this slot has an outcome."""
-        self._memory[_HEADER_ROOM + slot * _SLOT_ROOM] = 0
+        """The job in this slot has an outcome. It stays on the board until the slot is used again: the outcome may not
+        have reached the store when the process dies, and then the job had started all the same.
+        """
+        self._memory[_HEADER_ROOM + slot * _SLOT_ROOM] = _ENDED
         self._done += 1
         _DONE.pack_into(self._memory, _DONE_AT, self._done)
 
@@ -119,13 +127,19 @@ class Board:
         """Whether the process has started up."""
         return self._memory[_READY_AT] == 1
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the process takes no more jobs."""
+        return self._memory[_LEAVING_AT] == 1
+
     def started(self) -> list[Started]:
-        """The jobs that have started and not ended."""
+        """The jobs that have started, and those that have ended lately. Whoever has ended has no deadline any more."""
         found = []
         for slot in range(self._slots):
             flag, job_id, version, deadline = _SLOT.unpack_from(self._memory, _HEADER_ROOM + slot * _SLOT_ROOM)
             if flag:
-                found.append(Started(job_id.decode("ascii", "replace"), version, deadline))
+                limit = deadline if flag == _STARTED else math.inf
+                found.append(Started(job_id.decode("ascii", "replace"), version, limit))
         return found
 
     def close(self) -> None:

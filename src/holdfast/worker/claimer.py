@@ -13,8 +13,9 @@ from contextlib import aclosing, suppress
 
 from holdfast.errors import SessionClosed, StoreError
 from holdfast.events import Listener, SessionLost, tell
+from holdfast.failures import Failure
 from holdfast.job import SessionId
-from holdfast.lifecycle import Released
+from holdfast.lifecycle import Lost, Released, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import MICROSECONDS, Ports
 from holdfast.store import MOST_PER_CALL, ClaimRequest, Session, Store
@@ -112,7 +113,7 @@ class Claimer:
             session_id=self.session_id,
             queues=self._queues[first:] + self._queues[:first],  # no queue is always the last
             limit=limit,
-            turn=self._turn,
+            turn=self._turn // len(self._queues),  # so that each queue comes first in each kind of turn
         )
         try:
             claimed = await self._store.claim(request)
@@ -163,6 +164,19 @@ class Claimer:
         """After the last claim: if its reply was lost, give back what it took."""
         if self._in_doubt and not self._lost:
             await self._give_back_unknown()
+
+    async def close_session(self) -> None:
+        """Close it, and give back what a claim took that nobody heard of: none of it has started."""
+        await self._store.close_session(self.session_id)
+        unseen = [
+            job
+            for job in await self._store.lost(MOST_PER_CALL, session_id=self.session_id)
+            if not self._holding.knows(job)
+        ]
+        if unseen:
+            failure = Failure(self._ports.clock.now(), 0, "WorkerStopped", "the worker stopped before the job started")
+            lost = Lost(failure, started=False)
+            await self._store.apply([settle(job, lost, RetryPolicy(), self._ports.random) for job in unseen])
 
     async def _give_back_unknown(self) -> None:
         self._in_doubt = False

@@ -58,7 +58,6 @@ class EmbeddedWorker:
         self._error: BaseException | None = None
         self._ready = threading.Event()
         self._ended = threading.Event()
-        self._drained = False
         ports.spawner.thread(self._serve, "holdfast-worker")
         if not self._ready.wait(_START_DEADLINE) or self._error is not None:
             self.stop(drain=False, timeout=0)
@@ -105,17 +104,17 @@ class EmbeddedWorker:
             return self._ended.is_set()
         deadline = None if timeout is None else self._ports.clock.monotonic() + timeout
         dry = not drain or self._wait_until_dry(loop, service, deadline)
-        self._ask_to_stop(loop, service)
+        self._call(loop, service.stop)
         left = None if deadline is None else max(0.0, deadline - self._ports.clock.monotonic())
         if not self._ended.wait(left):
-            self._ask_to_stop(loop, service)
+            self._call(loop, service.stop_now)
             self._ended.wait(_LAST_WORDS)
         return dry and self._ended.is_set()
 
-    def _ask_to_stop(self, loop: asyncio.AbstractEventLoop, service: WorkerService) -> None:
+    def _call(self, loop: asyncio.AbstractEventLoop, wish: Callable[[], None]) -> None:
         # Nobody waits for an answer: a loop that is just ending gives none.
         with suppress(RuntimeError):  # it has ended
-            loop.call_soon_threadsafe(service.stop)
+            loop.call_soon_threadsafe(wish)
 
     def _wait_until_dry(self, loop: asyncio.AbstractEventLoop, service: WorkerService, deadline: float | None) -> bool:
         """False if the time was over first, or the worker ended by itself."""

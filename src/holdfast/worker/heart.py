@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreUnavailable
 from holdfast.events import Listener, LoopBlocked, PartFailed, tell
 from holdfast.job import Job, SessionId
 from holdfast.lifecycle import Applied, Released, settle
@@ -161,8 +161,12 @@ class Heart:
         moves = [settle(job, Released(), RetryPolicy(), self._ports.random, cancel_asked=cancel_asked) for job in jobs]
         try:
             answers = await self._store.apply(moves)
+        except StoreUnavailable:
+            for job in jobs:  # nothing was written: they are held, and nobody knows of them until the worker asks
+                self._holding.settled(job)
+            return
         except HoldfastError:
-            # The loop drops them when it runs again, and the count of a later beat shows that they are still held.
+            # The loop drops them when it runs again, and the count of a later beat shows if they are still held.
             return
         again = [job for job, answer in zip(jobs, answers, strict=True) if answer is Applied.CANCEL_ASKED]
         if again and not cancel_asked:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from holdfast.errors import HoldfastError
 from holdfast.failures import Failure
 from holdfast.job import Job, SessionId, State
-from holdfast.lifecycle import Applied, Failed, Lost, Move, Outcome, Released, settle
+from holdfast.lifecycle import Applied, Failed, Lost, Move, Outcome, Released, Snoozed, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import Ports
 from holdfast.store import MOST_PER_CALL, Store
@@ -46,6 +45,7 @@ async def recover(
     """Settle everything that the dead process held, and close its session. Repeating it is safe."""
     running = {(started.job_id, started.version) for started in death.started}
     settling = _Settling(store, policy, follow, ports)
+    message = f"the worker process that ran the job ended: {death.how}"
     started = unstarted = 0
     held = await store.held(death.session_id)
     others_ran = any((job.id, job.version) in running and not job.suspect for job in held)
@@ -67,13 +67,13 @@ async def recover(
         else:
             started += 1
             if job.suspect and others_ran:
-                # It ran in a process of its own, and this one ended: one of the others did that.
-                settling.add(job, Released())
+                # It ran in a process of its own, and this one ended: one of the others did that, most likely. If it was
+                # this one all the same, the limit of snoozes ends it.
+                settling.add(job, Snoozed(0.0, settling.failure(job, "WorkerDied", message)))
     await settling.flush()
     await store.close_session(death.session_id)
     while lost := await store.lost(MOST_PER_CALL, session_id=death.session_id):
         for job in lost:
-            message = f"the worker process that ran the job ended: {death.how}"
             settling.add(job, Lost(settling.failure(job, "WorkerDied", message), (job.id, job.version) in running))
         if not await settling.flush():
             break  # a keeper was faster with all of them
@@ -116,9 +116,4 @@ class _Settling:
 
     def _move(self, job: Job, outcome: Outcome, cancel_asked: bool) -> Move:
         move = settle(job, outcome, self._policy(job.task), self._ports.random, cancel_asked=cancel_asked)
-        if move.to is not State.FAILED:
-            return move
-        try:
-            return self._follow(job, move)
-        except HoldfastError:  # what should follow does not fit: the jobs come back all the same
-            return move
+        return self._follow(job, move) if move.to is State.FAILED else move

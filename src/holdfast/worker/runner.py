@@ -38,6 +38,8 @@ _WINDOW_SECONDS = 0.05
 _LARGEST_WINDOW = 500
 _MEASURE_EVERY = 0.02
 _STALE_AFTER = 5 * _WINDOW_SECONDS
+_NO_THREAD_PAUSE = 1.0
+"""When the machine has no threads left, the job goes back after a while: others may be better off."""
 
 
 class Isolation(Protocol):
@@ -193,7 +195,10 @@ class Runner:
             run = self._handling.call_async(plan.spec, job, current)
         else:
             call = partial(self._context.copy().run, self._handling.call_plain, plan.spec, job, current)
-            self._threads.submit(call, partial(self._finish, running))
+            try:
+                self._threads.submit(call, partial(self._finish, running))
+            except RuntimeError:
+                self._loop.call_later(_NO_THREAD_PAUSE, self._finish, running, Released())
             return
         # By a callback, not inside the task: one that is cancelled before its first step never gets that far.
         running.task = self._loop.create_task(run, context=self._context.copy())

@@ -15,6 +15,7 @@ import socket
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from typing import Any, TypeVar
 
 from holdfast.config import WorkerSettings
@@ -40,11 +41,22 @@ Loop = Callable[[], Awaitable[None]]
 
 _TICK_EVERY = 0.25
 _PROGRESS_EVERY = 0.5
-_LAST_WORDS = 1.0
-"""How long handlers have to end after they were asked to, and settlements to be confirmed after a second signal."""
+_TIME_TO_CLEAN_UP = 1.0
+"""Seconds that handlers have to end after they were asked to, and what they leave in the event loop."""
+_LAST_CALL = 1.0
+"""Seconds for the store to answer when there is no time to wait."""
 _SETTLE_DEADLINE = 15.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+
+
+class _Wish(IntEnum):
+    """What somebody wants of a worker. It only ever grows."""
+
+    NOTHING = 0
+    RETIRE = 1
+    STOP = 2
+    STOP_NOW = 3
 
 
 class WorkerService:
@@ -71,7 +83,8 @@ class WorkerService:
         self._listener = listener
         self._keepers = keepers
         self._supervised = supervised
-        self._stops = 0
+        self._wish = _Wish.NOTHING
+        self._ended = False
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -136,16 +149,21 @@ class WorkerService:
         """Nothing is held, and the last claim found nothing that was due."""
         return self._claimer.empty and not self._holding and not self.settler
 
-    def stop(self) -> None:
-        """Stop: once, and running handlers may finish within the grace period; again, and they are given back now."""
-        self._stops += 1
-        self._runner.stopping = True
-        self._claimer.stop()
-        self._stop_asked.set()
-        self._on_change()
-
     def retire(self) -> None:
         """Claim no more, and stop when what runs has finished, however long that takes."""
+        self._wish_for(_Wish.RETIRE)
+
+    def stop(self) -> None:
+        """Claim no more; what runs may finish within the grace period, and is given back then."""
+        self._wish_for(_Wish.STOP)
+
+    def stop_now(self) -> None:
+        """Give back what runs, and stop."""
+        self._wish_for(_Wish.STOP_NOW)
+
+    def _wish_for(self, wish: _Wish) -> None:
+        self._wish = max(self._wish, wish)
+        self._board.leave()
         self._runner.stopping = True
         self._claimer.stop()
         self._stop_asked.set()
@@ -161,12 +179,12 @@ class WorkerService:
 
     def _on_change(self) -> None:
         self._changed.set()
-        if self._runner.wanted or self._stops:
+        if self._runner.wanted or self._wish:
             self._claimer.wake()
 
     def _on_stuck(self) -> None:
         if self._supervised:
-            self.stop()  # the supervisor starts a fresh process, and the stuck handler ends with this one
+            self.retire()  # the supervisor starts a fresh process, and the stuck handler ends with this one
 
     def _on_loop(self) -> tuple[str, ...]:
         """The tasks whose handlers are on the event loop. Called from the heart's thread."""
@@ -177,8 +195,17 @@ class WorkerService:
     # The life of the worker.
 
     async def run(self) -> bool:
-        """Work until stopped. True if everything ended well within the grace period."""
+        """Work until stopped. True if everything ended well within the grace period.
+
+        Cancelled, it ends at once: the heartbeat stops, and a keeper brings back what it held.
+        """
         _loops.add(asyncio.get_running_loop())
+        try:
+            return await self._work()
+        finally:
+            self._end()
+
+    async def _work(self) -> bool:
         self._tick()
         claiming = self._spawn("claimer", self._claimer.run)
         self._heart.start()
@@ -187,23 +214,22 @@ class WorkerService:
         self._spawn("wake-ups", self._claimer.listen)
         for number, keeper in enumerate(self._keepers if self._settings.keepers else ()):
             self._spawn(f"keeper {number}", keeper)
-        while not self._stops and not self.worker_id:
+        while not self._wish and not self.worker_id:
             await self._wait_for_change(1.0)
         tell(self._listener, WorkerStarted(self.worker_id, self._queues, self._settings.concurrency))
         self._board.ready()
         await self._stop_asked.wait()
         released = 0
-        while not self._stops and (self._runner.running or not claiming.done()):  # it retires
+        while self._wish is _Wish.RETIRE and (self._runner.running or not claiming.done()):
             released += self._runner.release_unstarted()
             await self._wait_for_change(_TICK_EVERY)
-        self._stops = max(self._stops, 1)
         return await self._shut_down(claiming, released)
 
     async def _shut_down(self, claiming: asyncio.Task[None], released: int) -> bool:
         clock, settings = self._ports.clock, self._settings
         released += self._runner.release_unstarted()
         deadline = clock.monotonic() + settings.grace
-        while (self._runner.running or not claiming.done()) and self._stops == 1:
+        while (self._runner.running or not claiming.done()) and self._wish < _Wish.STOP_NOW:
             left = deadline - clock.monotonic()
             if left <= 0:
                 break
@@ -213,21 +239,23 @@ class WorkerService:
         clean = not self._runner.running
         if not clean:
             self._runner.stop_running(Stop.SHUTDOWN)
-            deadline = clock.monotonic() + _LAST_WORDS
-            while self._runner.running and clock.monotonic() < deadline and self._stops == 1:
+            deadline = clock.monotonic() + _TIME_TO_CLEAN_UP
+            while self._runner.running and clock.monotonic() < deadline and self._wish < _Wish.STOP_NOW:
                 await self._wait_for_change(0.05)
             await clock.sleep(0.01)  # for coroutines that end at once when they are cancelled
             released += self._runner.release_running()
         if claiming.done():
             with suppress(StoreError, TimeoutError):  # then a keeper finds them
-                async with asyncio.timeout(_LAST_WORDS):
+                async with asyncio.timeout(_LAST_CALL):
                     await self._claimer.clear_up()
         await self._confirm_settlements()
-        await self._end_parts()
+        self._end()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._runner.close()
         with suppress(HoldfastError, TimeoutError):  # whoever looks next finds the session dead
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_LAST_CALL):
                 if self.worker_id:
-                    await self._store.close_session(self.worker_id)
+                    await self._claimer.close_session()
         counts = self.settler.counts
         tell(self._listener, WorkerStopped(self.worker_id, clean, counts["succeeded"], counts["failed"], released))
         return clean
@@ -237,17 +265,16 @@ class WorkerService:
         clock = self._ports.clock
         deadline = clock.monotonic() + _SETTLE_DEADLINE
         while self.settler and clock.monotonic() < deadline:
-            if self._stops > 1:
-                deadline = min(deadline, clock.monotonic() + _LAST_WORDS)
+            if self._wish is _Wish.STOP_NOW:
+                deadline = min(deadline, clock.monotonic() + _LAST_CALL)
             await self._wait_for_change(0.05)
 
-    async def _end_parts(self) -> None:
-        self._stopped = True
+    def _end(self) -> None:
+        """End the heartbeat and every background loop. Repeating it is harmless."""
+        self._ended = True
         self._heart.stop()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._runner.close()
         _loops.discard(asyncio.get_running_loop())
 
     def _spawn(self, name: str, part: Loop) -> asyncio.Task[None]:
@@ -269,7 +296,7 @@ class WorkerService:
                     pause = _FIRST_PAUSE
                 retry_in = pause * (0.5 + self._ports.random.fraction())
                 tell(self._listener, PartFailed(self.worker_id, name, f"{type(error).__name__}: {error}", retry_in))
-                if self._stops and name == "claimer":
+                if self._wish and name == "claimer":
                     return
                 await self._ports.clock.sleep(retry_in)
                 pause = min(pause * 2, _LONGEST_PAUSE)
@@ -280,15 +307,13 @@ class WorkerService:
                 await self._changed.wait()
         self._changed.clear()
 
-    _stopped = False
-
     def _tick(self) -> None:
         """Show that the event loop runs."""
-        if self._stopped:
+        if self._ended:
             return
+        asyncio.get_running_loop().call_later(_TICK_EVERY, self._tick)
         self._board.tick(self._ports.clock.monotonic())
         self._runner.release_stale()
-        asyncio.get_running_loop().call_later(_TICK_EVERY, self._tick)
 
     async def _keep_progress(self) -> None:
         while True:
@@ -308,19 +333,27 @@ _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 def _end_when_back() -> None:
     for loop in _loops:
         with suppress(RuntimeError):
-            loop.call_soon(os._exit, 1)
+            handle = loop.call_soon(os._exit, 1)
+            if (ready := getattr(loop, "_ready", None)) is not None:
+                # Before everything that was about to run: those are other handlers, and they run in the parent.
+                ready.remove(handle)
+                ready.appendleft(handle)
 
 
 os.register_at_fork(after_in_child=_end_when_back)
 
 
 def run_until_signalled(
-    make: Callable[[], WorkerService], *, started: Callable[[WorkerService], None] = lambda service: None
+    make: Callable[[], WorkerService],
+    *,
+    started: Callable[[WorkerService], None] = lambda service: None,
+    supervised: bool = False,
 ) -> bool:
     """Run a worker in this process, until SIGTERM or SIGINT stops it. True if it ended well.
 
-    A second signal gives running jobs back at once; a third ends the process as it would any other. `started` is called
-    on the event loop.
+    A second signal gives running jobs back at once; a third ends the process as it would any other. Supervised, only
+    the first counts: whoever signals a whole group of processes means one stop, and the supervisor says more if more
+    is meant. `started` is called on the event loop.
     """
 
     async def run() -> bool:
@@ -331,9 +364,10 @@ def run_until_signalled(
         def stop(number: int) -> None:
             nonlocal heard
             heard += 1
-            if heard > 2:
-                loop.remove_signal_handler(number)
             service.stop()
+            if heard > 1 and not supervised:
+                service.stop_now()
+                loop.remove_signal_handler(number)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
@@ -354,8 +388,9 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         for task in left:
             task.cancel()
         if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=_LAST_WORDS))
-        loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(asyncio.wait(left, timeout=_TIME_TO_CLEAN_UP))
+        with suppress(TimeoutError):
+            loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), _TIME_TO_CLEAN_UP))
         asyncio.set_event_loop(None)
         loop.close()
 

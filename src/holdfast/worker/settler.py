@@ -27,7 +27,7 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
 Follow = Callable[[Job, Move], Move]
-"""Adds to a move what follows from it: the jobs to enqueue in the same step."""
+"""Adds to a move what follows from it: the jobs to enqueue in the same step. Never raises."""
 
 
 class _Ended(msgspec.Struct, frozen=True):
@@ -136,16 +136,7 @@ class Settler:
 
     def _move(self, ended: _Ended) -> Move:
         move = settle(ended.job, ended.outcome, ended.policy, self._ports.random, cancel_asked=ended.cancel_asked)
-        if move.to is not State.FAILED:
-            return move
-        try:
-            return self._follow(ended.job, move)
-        except Exception as error:
-            # What should follow may not fit its task, or be too large. The job has failed all the same.
-            job = ended.job
-            told = f"the on_failed of job {job.id} ({job.task}) cannot be enqueued: {type(error).__name__}: {error}"
-            tell(self._listener, PartFailed(job.session_id or "", "settler", told, 0.0))
-            return move
+        return self._follow(ended.job, move) if move.to is State.FAILED else move
 
     def _answered(self, ended: _Ended, move: Move, answer: Applied) -> None:
         job = ended.job

@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 
@@ -23,7 +23,8 @@ from holdfast.ports import Ports, Process
 from holdfast.store import Store
 from holdfast.worker.board import Board
 from holdfast.worker.holding import ClaimKey
-from holdfast.worker.isolation import how_it_ended, program
+from holdfast.worker.isolated_process import how_it_ended
+from holdfast.worker.isolation import program
 from holdfast.worker.process_tree import (
     adopt_orphans,
     children_of,
@@ -38,12 +39,17 @@ from holdfast.worker.settler import Follow
 _LOOK_EVERY = 0.2
 _HARD_LIMIT_MARGIN = 1.0
 """The process itself notices first, if it still can."""
-_STOP_MARGIN = 10.0
+_STOP_MARGIN = 25.0
+"""A process confirms its last settlements through a short outage of the store."""
 _STOP_AT_ONCE = 3.0
 _JITTER = 0.1
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _BAD_CONFIGURATION = 2
+
+
+# What is said to a process over its control pipe.
+RETIRE, STOP, STOP_NOW = b"r", b"s", b"n"
 
 
 class _Child(msgspec.Struct, eq=False):
@@ -94,9 +100,11 @@ class Supervisor:
     def stop(self) -> None:
         """Stop: once, and handlers may finish within the grace period; again, and they are given back at once."""
         self._stops += 1
-        wait = self._settings.grace + _STOP_MARGIN if self._stops == 1 else _STOP_AT_ONCE
         for child in self._children:
-            self._ask_to_stop(child, wait)
+            if self._stops == 1:
+                self._ask_to_stop(child, STOP, self._settings.grace + _STOP_MARGIN)
+            else:
+                self._ask_to_stop(child, STOP_NOW, _STOP_AT_ONCE)
         self._changed.set()
 
     async def run(self) -> int:
@@ -125,21 +133,32 @@ class Supervisor:
             and sum(not child.leaving for child in self._children) < self._settings.processes
             and self._ports.clock.monotonic() >= self._not_before
         ):
-            self._children.append(self._start())
+            try:
+                self._children.append(self._start())
+            except (OSError, RuntimeError) as error:  # no memory, no processes, no files left: those that run go on
+                self._pause_starting()
+                told = f"{type(error).__name__}: {error}"
+                tell(self._listener, PartFailed("", "supervisor", told, self._pause))
+
+    def _pause_starting(self) -> None:
+        self._pause = min(max(self._pause * 2, _FIRST_PAUSE), _LONGEST_PAUSE)
+        self._not_before = self._ports.clock.monotonic() + self._pause * (0.5 + self._ports.random.fraction())
 
     def _start(self) -> _Child:
-        board, board_fd = Board.create(self._settings.concurrency)
-        theirs, ours = os.pipe()
-        try:
-            command = program("child", theirs, self._application, str(board_fd), *self._arguments)
+        with ExitStack() as theirs, ExitStack() as on_failure:
+            board, board_fd = Board.create(self._settings.concurrency)
+            theirs.callback(os.close, board_fd)
+            on_failure.callback(board.close)
+            listening, control = os.pipe()
+            theirs.callback(os.close, listening)
+            on_failure.callback(os.close, control)
+            command = program("child", listening, self._application, str(board_fd), *self._arguments)
             mark = self._ports.ids.session_id()
             with marking(mark):
-                popen = self._ports.spawner.process(command, [theirs, board_fd])
-        finally:
-            os.close(theirs)
-            os.close(board_fd)
+                popen = self._ports.spawner.process(command, [listening, board_fd])
+            on_failure.pop_all()
         most_jobs, most_memory = self._jittered(self._settings.max_jobs), self._jittered(self._settings.max_memory)
-        child = _Child(popen, mark, board, ours, most_jobs, most_memory)
+        child = _Child(popen, mark, board, control, most_jobs, most_memory)
         loop = asyncio.get_running_loop()
 
         def wait() -> None:
@@ -175,6 +194,8 @@ class Supervisor:
                 self._kill(child, f"{len(overdue)} of its jobs ran past the hard limit")
             elif child.kill_at is not None and now > child.kill_at:
                 self._kill(child, "it did not stop in time")
+            elif child.board.is_leaving:
+                child.leaving = True  # it has left a handler behind, and somebody told it to stop
             elif not child.leaving and not self._stops:
                 self._recycle_if_due(child)
 
@@ -189,14 +210,17 @@ class Supervisor:
         if why is not None:
             tell(self._listener, ProcessRecycled(child.board.session_id, child.popen.pid, why))
             child.leaving = True
-            with suppress(OSError):  # it has just ended
-                os.write(child.control, b"r")
+            self._say(child, RETIRE)
 
-    def _ask_to_stop(self, child: _Child, wait: float) -> None:
+    def _ask_to_stop(self, child: _Child, word: bytes, wait: float) -> None:
         child.leaving = True
-        child.kill_at = self._ports.clock.monotonic() + wait
-        with suppress(ProcessLookupError):
-            child.popen.send_signal(signal.SIGTERM)
+        kill_at = self._ports.clock.monotonic() + wait
+        child.kill_at = kill_at if child.kill_at is None else min(child.kill_at, kill_at)
+        self._say(child, word)
+
+    def _say(self, child: _Child, word: bytes) -> None:
+        with suppress(OSError):  # it has just ended
+            os.write(child.control, word)
 
     def _kill(self, child: _Child, why: str) -> None:
         child.killed = child.leaving = True
@@ -222,8 +246,7 @@ class Supervisor:
         if was_ready:
             self._pause = 0.0
         else:
-            self._pause = min(max(self._pause * 2, _FIRST_PAUSE), _LONGEST_PAUSE)
-            self._not_before = self._ports.clock.monotonic() + self._pause * (0.5 + self._ports.random.fraction())
+            self._pause_starting()
             if code == _BAD_CONFIGURATION and not self._stops:
                 self._failed = _BAD_CONFIGURATION
                 self.stop()

@@ -31,11 +31,18 @@ class HandlerThreads(Generic[T]):
         self._busy = 0
 
     def submit(self, call: Callable[[], T], done: Callable[[T], None]) -> None:
-        """Run the call, which must not raise, on a thread; `done` gets its result on the event loop."""
+        """Run the call, which must not raise, on a thread; `done` gets its result on the event loop.
+
+        `RuntimeError` if there is no thread and none can be started.
+        """
+        if self._busy >= self._threads:
+            try:
+                self._ports.spawner.thread(self._serve, f"{self._name}-{self._threads + 1}")
+                self._threads += 1
+            except RuntimeError:  # the machine has no more; those that there are take it in turn
+                if not self._threads:
+                    raise
         self._busy += 1
-        if self._busy > self._threads:
-            self._threads += 1
-            self._ports.spawner.thread(self._serve, f"{self._name}-{self._threads}")
         self._calls.put((call, done))
 
     def close(self) -> None:

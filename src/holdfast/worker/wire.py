@@ -25,8 +25,10 @@ class RunJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopJob(msgspec.Struct, frozen=True, tag=True):
-    """To the process: the running handler is to stop. `why` is a `Stop`."""
+    """To the process: the handler of that claim is to stop, now or as soon as it begins. `why` is a `Stop`."""
 
+    job_id: str
+    version: int
     why: str
 
 
@@ -35,14 +37,18 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """From the process: the handler told how far it is."""
+    """From the process: the handler of that claim told how far it is."""
 
+    job_id: str
+    version: int
     value: bytes
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """From the process: what became of the job."""
+    """From the process: what became of that claim."""
 
+    job_id: str
+    version: int
     outcome: HandlerOutcome
 
 

@@ -14,7 +14,7 @@ import random
 import threading
 from asyncio import events
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 HOST: ContextVar[str] = ContextVar("host", default="simulator")
@@ -62,11 +62,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._tasks.append(task)
         return task
 
-    def on_host(self, host: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start the work as a task of that host."""
+    def context_of(self, host: str) -> Context:
+        """A context in which everything belongs to that host."""
         context = copy_context()
         context.run(HOST.set, host)
-        return self.create_task(work, context=context)
+        return context
+
+    def on_host(self, host: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start the work as a task of that host."""
+        return self.create_task(work, context=self.context_of(host))
 
     def kill(self, host: str) -> None:
         """Nothing of the host ever runs again."""

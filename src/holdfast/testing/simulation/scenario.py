@@ -80,14 +80,16 @@ class _RecordedStore(MemoryStore):
 class _SimulatedIsolation:
     """No processes: an isolated job runs as any other, and its process dies by chance."""
 
-    def __init__(self, handling: Handling, registry: Registry, loop: SimulatedLoop) -> None:
+    def __init__(self, handling: Handling, registry: Registry, loop: SimulatedLoop, ports: Ports) -> None:
         self._handling = handling
+        self._ports = ports
         self._registry = registry
         self._loop = loop
 
     async def run(
         self, job: Job, current: CurrentJob, hard_timeout: float | None, begun: Callable[[], None]
     ) -> Outcome:
+        await self._ports.clock.sleep(self._loop.chance.choice([0.0, 0.0, 0.3]))
         begun()
         if self._loop.chance.random() < 0.1:
             return Crashed(Failure(0, job.attempt + 1, "ProcessDied", "died by chance"))
@@ -116,6 +118,7 @@ class _World:
         self.history: list[Happening] = []
         self.accepted: set[JobId] = set()
         self.started_hosts = 0
+        self.services: dict[str, WorkerService] = {}
 
     def record(self, what: str, job_id: JobId = "", version: int = 0) -> None:
         self.history.append(Happening(self.loop.time(), HOST.get(), what, job_id, version))
@@ -139,17 +142,18 @@ class _World:
         )
         handling = Handling(self.ports.clock)
         rescue = Rescue(self.store, ports=self.ports, ttl=TTL, policy=self.policy)
-        await WorkerService(
+        service = self.services[HOST.get()] = WorkerService(
             store=self.store,
             registry=registry,
-            settings=WorkerSettings(concurrency=self.loop.chance.choice([1, 4]), lease_ttl=TTL, poll=1.0),
+            settings=WorkerSettings(concurrency=self.loop.chance.choice([1, 4]), lease_ttl=TTL, poll=1.0, grace=TTL),
             handling=handling,
             follow=lambda job, move: move,
             keepers=[rescue.run],
-            isolation=_SimulatedIsolation(handling, registry, self.loop),
+            isolation=_SimulatedIsolation(handling, registry, self.loop, self.ports),
             ports=self.ports,
             listener=self._hear,
-        ).run()
+        )
+        await service.run()
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -198,8 +202,19 @@ class _World:
                 victim = chance.choice(hosts)
                 self.loop.pause(victim, chance.uniform(0.1, 4 * TTL))
                 self.record(f"pause {victim}")
-            elif dice < 0.25 and self.accepted:
+            elif dice < 0.24:
+                self._stop_gracefully(hosts, chance.choice(["retire", "stop", "stop_now"]))
+            elif dice < 0.3 and self.accepted:
                 await self._cancel(chance.choice(sorted(self.accepted)))
+
+    def _stop_gracefully(self, hosts: list[str], how: str) -> None:
+        """As a deploy does: one host is told to stop, and another takes its place."""
+        host = self.loop.chance.choice(hosts)
+        if (service := self.services.get(host)) is not None:
+            hosts.remove(host)
+            self.loop.call_soon(getattr(service, how), context=self.loop.context_of(host))
+            self.record(f"{how} {host}")
+            hosts.append(self.start_worker_host())
 
     async def _enqueue_one(self) -> None:
         chance = self.loop.chance
@@ -246,6 +261,7 @@ class _World:
                 found.append(f"{job_id}: succeeded without an effect")
         newest: dict[JobId, int] = {}
         started: set[tuple[JobId, int]] = set()
+        ended: set[tuple[JobId, int]] = set()
         for happening in self.history:
             claim = (happening.job_id, happening.version)
             if happening.what == "claim":
@@ -254,11 +270,15 @@ class _World:
                 if claim in started or happening.version > newest.get(happening.job_id, 0):
                     found.append(f"{happening.job_id}: version {happening.version} started twice, or without a claim")
                 started.add(claim)
-            elif happening.what.endswith(" applied") and happening.version != newest.get(happening.job_id, 0):
-                found.append(
-                    f"{happening.job_id}: {happening.what} with version {happening.version} although version "
-                    f"{newest.get(happening.job_id, 0)} had been claimed"
-                )
+            elif happening.what.endswith(" applied"):
+                if happening.version != newest.get(happening.job_id, 0):
+                    found.append(
+                        f"{happening.job_id}: {happening.what} with version {happening.version} although version "
+                        f"{newest.get(happening.job_id, 0)} had been claimed"
+                    )
+                if claim in ended:
+                    found.append(f"{happening.job_id}: version {happening.version} was settled twice")
+                ended.add(claim)
         return found
 
     def _effects(self, job_id: JobId) -> int:
