@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from msgspec.structs import replace
@@ -30,6 +31,27 @@ from holdfast.worker.handling import Handling, Middleware
 from holdfast.worker.isolation import IsolatedPool, find_application
 from holdfast.worker.service import WorkerService, run_until_signalled
 from holdfast.worker.supervisor import Supervisor
+
+_importing = ContextVar("holdfast_importing", default="")
+
+
+@contextmanager
+def importing(name: str) -> Iterator[None]:
+    """While a program of ours imports the application: what it starts there would start again in every process."""
+    token = _importing.set(name)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def _refuse_while_importing(method: str) -> None:
+    if name := _importing.get():
+        raise InvalidOption(
+            f"{method}() is called while {name} is imported, as every worker process does: put it under "
+            f'`if __name__ == "__main__":`'
+        )
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,6 +133,11 @@ class Holdfast:
         """
         if on_failed is not None:
             options["on_failed"] = on_failed.name if isinstance(on_failed, Task) else on_failed
+        if unknown := options.keys() - set(TaskOptions.__struct_fields__):
+            raise InvalidOption(
+                f"there is no task option {', '.join(sorted(unknown))}: there are name, "
+                f"{', '.join(TaskOptions.__struct_fields__)}"
+            )
         policy = TaskOptions(**options)
         if policy.priority is not None:
             self.settings.queues.priority(policy.priority)
@@ -227,6 +254,7 @@ class Holdfast:
         """Work in this event loop until cancelled; then finish what runs within the grace period. Cancelled again, give
         it back at once.
         """
+        _refuse_while_importing("arun_worker")
         service = self.worker_service(settings or self.settings.worker)
         running = asyncio.ensure_future(service.run())
         cancelled: asyncio.CancelledError | None = None
@@ -249,10 +277,12 @@ class Holdfast:
         that are watched and replaced.
         """
         refuse_in_event_loop("run_worker")
+        _refuse_while_importing("run_worker")
         return run_until_signalled(lambda: self.worker_service(settings or self.settings.worker))
 
     def start_worker(self, settings: WorkerSettings | None = None) -> EmbeddedWorker:
         """A worker in a daemon thread of this process, for small applications and tests. `stop` it at the end."""
+        _refuse_while_importing("start_worker")
         chosen = settings or self.settings.worker
         return EmbeddedWorker(
             lambda listener: self.worker_service(chosen, listener=listener),
@@ -272,6 +302,7 @@ class Holdfast:
         board: Board | None = None,
     ) -> WorkerService:
         """A worker for the running event loop: what the others here are made of. A `board` has a supervisor behind."""
+        self._require_queues(settings)
         heard = listener or self.listener
         follow_ups = FollowUps(self.tasks, self._client, heard)
         follow_ups.check()
@@ -304,6 +335,7 @@ class Holdfast:
     ) -> Supervisor:
         """What runs workers of this application in processes and watches them. `arguments` go to each process."""
         follow_ups = FollowUps(self.tasks, self._client, listener)
+        self._require_queues(settings)
         follow_ups.check()
 
         def policy(task: str) -> RetryPolicy:
@@ -319,6 +351,13 @@ class Holdfast:
             ports=self._ports,
             listener=listener,
         )
+
+    def _require_queues(self, settings: WorkerSettings) -> None:
+        if not (settings.queues or self.tasks.queues()):
+            raise InvalidOption(
+                "there is nothing to work on: the application has no tasks. Import the modules that define them where "
+                "the application is loaded, or name the queues"
+            )
 
     # Opening and closing.
 

@@ -289,7 +289,9 @@ class Client:
                 return job
             left = pause if deadline is None else deadline - clock.monotonic()
             if left <= 0:
-                raise NotFinished(f"job {job_id} is still {job.state} after {timeout:g} s; it goes on")
+                waiting = f"no worker has taken it yet; does one run for queue {job.queue!r}?"
+                told = waiting if job.state is State.READY else "it goes on"
+                raise NotFinished(f"job {job_id} is still {job.state} after {timeout:g} s; {told}")
             await clock.sleep(min(pause, left))
             pause = min(pause * 2, _SLOWEST_POLL)
 

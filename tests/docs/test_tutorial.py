@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    [line] = [block for block in blocks("sh") if "holdfast worker" in block]
+    [line] = [block for block in blocks("sh") if "holdfast worker " in block]
     with subprocess.Popen(holdfast(line), cwd=folder, start_new_session=True) as process:
         try:
             yield process
@@ -65,7 +65,8 @@ def test_the_tutorial_does_what_it_says(folder: Path, worker: subprocess.Popen[b
     with Holdfast(f"sqlite:///{folder / 'shop.db'}") as app:
         assert app.get(job_id).result(timeout=30) == "en: welcome, user 42"
     for line in [line for block in blocks("sh")[2:] for line in block.splitlines() if "replay" not in line]:
-        run(holdfast(line.replace("ID", job_id)), folder)
+        run(holdfast(line), folder)
+    run(holdfast(f"holdfast jobs show {job_id} --store sqlite:///shop.db"), folder)
 
     worker.send_signal(signal.SIGINT)
     assert worker.wait(30) == 0

@@ -76,7 +76,7 @@ SETTLEMENTS: list[tuple[Reason, State, str, Level]] = [
     (Reason.CRASHED, State.FAILED, "ProcessDied: SIGSEGV", "error"),
     (Reason.CRASHED, State.READY, "ProcessDied: SIGSEGV", "warning"),
     (Reason.LOST, State.READY, "WorkerLost: gone", "warning"),
-    (Reason.RELEASED, State.READY, "", "info"),
+    (Reason.RELEASED, State.READY, "", "debug"),
     (Reason.SNOOZED, State.READY, "Snooze: later", "info"),
     (Reason.CANCELLED, State.CANCELLED, "", "info"),
 ]

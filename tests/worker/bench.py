@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -14,8 +15,9 @@ from holdfast import EmbeddedWorker, Holdfast, Job, JobHandle, State, WorkerSett
 from holdfast.errors import NotFinished
 from holdfast.events import Event
 from holdfast.failures import decode_history
+from holdfast.job import Lease
 from holdfast.lifecycle import Applied, Move
-from holdfast.store import Claimed, ClaimRequest, Store
+from holdfast.store import Beat, Claimed, ClaimRequest, QueueCounts, Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.worker.service import WorkerService
@@ -82,10 +84,10 @@ class Tally:
 
 
 class BrokenStore:
-    """A store in front of a real one: it counts `claim` and `apply`, and fails where a test says so.
+    """A store in front of a real one: it counts `claim` and `apply`, and fails or dawdles where a test says so.
 
-    A fault is called with the arguments of the call, before it is carried out, or after it (then the reply is what gets
-    lost). What it raises, the caller sees. The heart's own store is a real one.
+    A fault is called before the call is carried out, or after it (then the reply is what gets lost). What it raises,
+    the caller sees. Of the heart's own store only `beat` can be broken.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -93,10 +95,15 @@ class BrokenStore:
         self.applied: list[int] = []
         """How many moves each `apply` brought."""
         self.claims = 0
+        self.claim_takes = self.apply_takes = 0.0
+        """Seconds that a reply is on its way."""
         self.before_apply: Callable[[Sequence[Move]], None] = lambda moves: None
         self.after_apply: Callable[[Sequence[Move]], None] = lambda moves: None
         self.before_claim: Callable[[ClaimRequest], None] = lambda request: None
         self.after_claim: Callable[[Claimed], None] = lambda claimed: None
+        self.before_note: Callable[[bytes], None] = lambda progress: None
+        self.before_counts: Callable[[None], None] = lambda nothing: None
+        self.before_beat: Callable[[str], None] = lambda session_id: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -105,6 +112,8 @@ class BrokenStore:
         self.claims += 1
         self.before_claim(request)
         claimed = await self._inner.claim(request)
+        if self.claim_takes:
+            await asyncio.sleep(self.claim_takes)
         self.after_claim(claimed)
         return claimed
 
@@ -112,8 +121,27 @@ class BrokenStore:
         self.applied.append(len(moves))
         self.before_apply(moves)
         answers = await self._inner.apply(moves)
+        if self.apply_takes:
+            await asyncio.sleep(self.apply_takes)
         self.after_apply(moves)
         return answers
+
+    async def beat(self, session_id: str) -> Beat:
+        self.before_beat(session_id)
+        return await self._inner.beat(session_id)
+
+    def beside(self) -> BrokenStore:
+        beside = BrokenStore(self._inner.beside())
+        beside.before_beat = lambda session_id: self.before_beat(session_id)  # noqa: PLW0108  # a test sets it later
+        return beside
+
+    async def note(self, lease: Lease, progress: bytes) -> Applied:
+        self.before_note(progress)
+        return await self._inner.note(lease, progress)
+
+    async def counts(self) -> list[QueueCounts]:
+        self.before_counts(None)
+        return await self._inner.counts()
 
     async def __aenter__(self) -> BrokenStore:
         await self._inner.__aenter__()
@@ -162,6 +190,13 @@ class Bench:
         """An application. All of a test's applications see the same jobs."""
         app = Holdfast(cast(Store, store or self.store()), **{"on_event": self.heard, **options})
         return self.keep(app)
+
+    def app_like(self, app: Holdfast) -> Holdfast:
+        """Another application with the same tasks."""
+        other = self.app()
+        for spec in app.tasks:
+            other.task(name=spec.name)(spec.function)
+        return other
 
     def keep(self, app: Holdfast) -> Holdfast:
         """Close it at the end."""
@@ -214,7 +249,7 @@ def failed(job: JobHandle[Any]) -> tuple[str, str, str]:
     return details.reason.value, last.type, last.message
 
 
-def in_state(job: JobHandle[Any], state: State) -> bool:
-    return stored(job).state is state
-
-
+def make_eager(worker: EmbeddedWorker) -> EmbeddedWorker:
+    """As if it had run very many quick jobs: it fetches more than it has slots for."""
+    service_of(worker)._runner._rate = 1e12
+    return worker

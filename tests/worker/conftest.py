@@ -39,6 +39,25 @@ def tally(bench: Bench) -> Tally:
 
 
 @pytest.fixture
+def keeps_what_it_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker gives nothing back merely because it waits for long."""
+    monkeypatch.setattr("holdfast.worker.runner._STALE_AFTER", 3600.0)
+
+
+@pytest.fixture
+def short_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers that were asked to stop, and a store that is asked for the last time, have less time than usual."""
+    monkeypatch.setattr("holdfast.worker.service._TIME_TO_CLEAN_UP", 0.3)
+    monkeypatch.setattr("holdfast.worker.service._LAST_CALL", 0.5)
+
+
+@pytest.fixture
+def frequent_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is kept sooner than usual."""
+    monkeypatch.setattr("holdfast.worker.service._PROGRESS_EVERY", 0.05)
+
+
+@pytest.fixture
 def shop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """The application whose isolated handlers run in processes of their own."""
     if bench.engine == "sqlite":

@@ -31,6 +31,7 @@ from holdfast.ports import MICROSECONDS
 from holdfast.worker import supervisor
 from holdfast.worker.board import Board, Started
 from holdfast.worker.heart import Heart
+from holdfast.worker.runner import Runner
 
 FOLDER = Path(os.environ.get("HOLDFAST_TEST_FOLDER", "."))
 LEDGER = FOLDER / "ledger"
@@ -81,13 +82,8 @@ def note_in_thread(number: int = 0) -> int:
 
 
 @app.task
-async def quick() -> None:
-    """Nothing, to make the worker expect quick jobs and claim ahead."""
-
-
-@app.task
-async def linger(seconds: float) -> None:
-    write_down("start")
+async def linger(seconds: float, number: int = 0) -> None:
+    write_down("start", number=number)
     await asyncio.sleep(seconds)
 
 
@@ -319,5 +315,20 @@ def _switch_off(guards: Iterable[str]) -> None:
 
 
 _switch_off(filter(None, os.environ.get("HOLDFAST_TEST_GUARD_OFF", "").split(",")))
+
+
+# How far a worker claims ahead depends on how fast it is. Tests that need jobs in waiting must not depend on that.
+
+
+def _claim_ahead(count: int) -> None:
+    def wanted(self: Runner) -> int:
+        return len(self._free) + count if self._free and not self._buffer else 0
+
+    Runner.wanted = property(wanted)  # type: ignore[assignment,method-assign]
+    Runner.release_stale = lambda self: 0  # type: ignore[method-assign]
+
+
+if ahead := int(os.environ.get("HOLDFAST_TEST_CLAIM_AHEAD", "0")):
+    _claim_ahead(ahead)
 if "HOLDFAST_TEST_LOOK_EVERY" in os.environ:  # a closer look, for tests that count
     supervisor._LOOK_EVERY = float(os.environ["HOLDFAST_TEST_LOOK_EVERY"])

@@ -76,11 +76,13 @@ class LogLine(msgspec.Struct, frozen=True):
     job_id: str = ""
 
 
-def eventually(condition: Callable[[], object], what: str, seconds: float = DEADLINE) -> None:
-    """Wait until it holds."""
+def eventually(
+    condition: Callable[[], object], what: str, seconds: float = DEADLINE, instead: Callable[[], object] = str
+) -> None:
+    """Wait until it holds. `instead` tells what is the case, if it does not."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what} {instead()}"
         time.sleep(0.005)
 
 
@@ -209,17 +211,14 @@ class World:
         ttl: float = TTL,
         grace: float = 5.0,
         more: Sequence[object] = (),
-        guard_off: str = "",
-        **environment: str,
+        **environment: object,
     ) -> Program:
         """`holdfast worker`, with all its processes up."""
         options = {"processes": processes, "concurrency": concurrency, "lease-ttl": ttl, "grace": grace}
         named = [word for name, value in options.items() for word in (f"--{name}", value)]
         application = "tests.worker.program:app"
         program = self.start(
-            ["holdfast.cli", "worker", application, *named, "--log-format", "json", *more],
-            HOLDFAST_TEST_GUARD_OFF=guard_off,
-            **environment,
+            ["holdfast.cli", "worker", application, *named, "--log-format", "json", *more], **environment
         )
         program.wait_for("worker started", times=processes)
         return program
@@ -231,13 +230,11 @@ class World:
         return program
 
     def start_alone(
-        self, *, concurrency: int = 1, ttl: float = TTL, grace: float = 5.0, keepers: bool = True, guard_off: str = ""
+        self, *, concurrency: int = 1, ttl: float = TTL, grace: float = 5.0, keepers: bool = True, **environment: object
     ) -> Program:
         """The same, without waiting until it is up."""
         settings = WorkerSettings(concurrency=concurrency, lease_ttl=ttl, grace=grace, keepers=keepers)
-        return self.start(
-            ["tests.worker.program_alone", msgspec.json.encode(settings).decode()], HOLDFAST_TEST_GUARD_OFF=guard_off
-        )
+        return self.start(["tests.worker.program_alone", msgspec.json.encode(settings).decode()], **environment)
 
     def keeper(self, *, ttl: float = TTL) -> Program:
         """`holdfast keep`, up."""
@@ -245,18 +242,21 @@ class World:
         eventually(lambda: "keeping" in program.text(), "the keepers run")
         return program
 
-    def start(self, module_and_arguments: Sequence[object], **environment: str) -> Program:
-        """A Python module as a program, from the root of the repository."""
+    def start(self, module_and_arguments: Sequence[object], **environment: object) -> Program:
+        """A Python module as a program, from the root of the repository. `guard_off`, `claim_ahead`, `look_every`:
+        see `tests.worker.program`.
+        """
         return self.start_command([sys.executable, "-m", *map(str, module_and_arguments)], **environment)
 
-    def start_command(self, command: Sequence[str], **environment: str) -> Program:
+    def start_command(self, command: Sequence[str], **environment: object) -> Program:
         """Any program."""
+        named = {f"HOLDFAST_TEST_{name.upper()}": str(value) for name, value in environment.items()}
         log = self.folder / f"log-{len(self.programs)}"
         with log.open("wb") as output:
             popen = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, **self._environment(), **environment},
+                env={**os.environ, **self._environment(), **named},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -279,6 +279,22 @@ class World:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
         return found
+
+    def pause(self, *programs: Program) -> None:
+        """Stop the programs (SIGSTOP), but not in the middle of a write: that would stop everybody else, too."""
+        while True:
+            for program in programs:
+                program.signal(signal.SIGSTOP)
+            eventually(lambda: all(program.is_stopped() for program in programs), "they are stopped")
+            impatient = sqlite3.connect(self.database, isolation_level=None, timeout=0)
+            try:
+                impatient.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                for program in programs:
+                    program.signal(signal.SIGCONT)
+            finally:
+                impatient.close()
 
     # Jobs.
 
@@ -317,11 +333,10 @@ class World:
         return int(self.sql(f"SELECT count(*) FROM {table} WHERE state = ?", (state,))[0][0])
 
     def wait_for_count(self, state: str, count: int, seconds: float = DEADLINE) -> None:
-        eventually(
-            lambda: self.count(state) == count,
-            f"{count} jobs {state}; states are {Counter(job.state for job in self.jobs().values())}",
-            seconds,
-        )
+        eventually(lambda: self.count(state) == count, f"{count} jobs are {state}", seconds, self._states)
+
+    def _states(self) -> Counter[tuple[str, str]]:
+        return Counter((job.task, job.state) for job in self.jobs().values())
 
     def wait_for_state(self, job_id: str, state: str, seconds: float = DEADLINE) -> JobRow:
         """The job, once it is in that state."""
@@ -331,12 +346,12 @@ class World:
     def wait_for_end(self, *job_ids: str, seconds: float = DEADLINE) -> list[JobRow]:
         """The jobs, once all have ended."""
         marks = ",".join("?" * len(job_ids))
+        statement = f"SELECT count(*) FROM holdfast_ended WHERE id IN ({marks})"
         eventually(
-            lambda: (
-                self.sql(f"SELECT count(*) FROM holdfast_ended WHERE id IN ({marks})", job_ids)[0][0] == len(job_ids)
-            ),
+            lambda: self.sql(statement, job_ids)[0][0] == len(job_ids),
             f"the end of {len(job_ids)} jobs",
             seconds,
+            self._states,
         )
         jobs = self.jobs()
         return [jobs[job_id] for job_id in job_ids]
@@ -368,7 +383,3 @@ class World:
     def runs(self) -> Counter[str]:
         """How often each job was started."""
         return Counter(entry.job for entry in self.entries())
-
-    def warm_up(self, jobs: int = 300) -> None:
-        """Let the worker learn that jobs are quick, so that it claims ahead."""
-        self.wait_for_end(*self.enqueue_all([("quick", {})] * jobs))

@@ -142,6 +142,15 @@ async def deaf_async(path: str, seconds: float) -> str:
     return "late"
 
 
+async def slow_at_first(path: str) -> str:
+    """The first run would take for ever; it leaves a trace for the second."""
+    first = not os.path.exists(path)  # noqa: ASYNC240
+    touch(path)
+    if first:
+        await asyncio.sleep(60)
+    return f"attempt {current().attempt} in process {os.getpid()}"
+
+
 def signals(how: str) -> str:
     """Steers its own job."""
     if current().attempt > 1:
@@ -335,6 +344,7 @@ class Shop:
             name="deaf_alone", isolation="process", max_retries=0, timeout=0.1, hard_timeout=0.4
         )(deaf)
         self.endless_alone = app.task(name="endless_alone", isolation="process", timeout=None)(deaf)
+        self.slow_at_first = app.task(slow_at_first)
         self.misbehave = hopeless(misbehave)
         self.amisbehave = hopeless(amisbehave)
         self.misbehave_alone = app.task(name="misbehave_alone", isolation="process", max_retries=0)(misbehave)

@@ -35,7 +35,7 @@ def test_what_a_stopped_worker_says_when_it_goes_on_is_refused_and_the_result_of
     [first_session] = world.open_sessions()
     other = world.alone(concurrency=2)
 
-    sleeper.signal(signal.SIGSTOP)
+    world.pause(sleeper)
     [done] = world.wait_for_end(acks)
     assert (done.state, done.attempt, done.result) == ("succeeded", 2, b'"attempt 2"')
     assert other.lines("worker found dead")[0].worker_id == first_session
@@ -68,8 +68,7 @@ def test_a_pause_of_the_whole_machine_makes_nobody_look_dead(world: World) -> No
     for job in jobs:
         world.wait_for_entry(job)
     sessions = world.open_sessions()
-    for worker in workers:
-        worker.signal(signal.SIGSTOP)
+    world.pause(*workers)
     throughout(2 * TTL, lambda: all(worker.is_stopped() for worker in workers), "the machine stands still")
     for worker in workers:
         worker.signal(signal.SIGCONT)
@@ -121,7 +120,7 @@ def test_the_end_of_an_isolated_process_is_noticed_though_a_fork_of_it_lives_on(
 @pytest.mark.parametrize("task", ["fork_and_return", "fork_and_go_on"])
 def test_a_copy_of_the_worker_that_a_handler_forks_does_not_work(world: World, task: str) -> None:
     supervisor = world.supervisor(concurrency=2)
-    job = world.enqueue(task, **({"gate": "end"} if task == "fork_and_go_on" else {}))
+    [job] = world.enqueue_all([(task, {"gate": "end"} if task == "fork_and_go_on" else {})])
     [copy] = world.wait_for_entry(job).others
     eventually(lambda: not is_alive(copy), "the copy has ended", seconds=10)
     world.open_gate("end")
@@ -171,21 +170,32 @@ def test_of_a_hundred_jobs_in_a_process_that_one_of_them_crashes_only_that_one_e
     check_only_the_culprit_is_dead(world, *segfault_among_others(world, 99))
 
 
+def test_a_job_that_runs_alone_since_a_crash_is_not_blamed_for_the_crashes_of_others(world: World) -> None:
+    supervisor = world.supervisor(concurrency=4)
+    innocent = world.enqueue("hold", gate="end")
+    culprits = []
+    for number in range(1, 5):  # one more than the crash limit
+        world.wait_for_entry(innocent, times=number)
+        culprits.append(world.enqueue("die_among_others", gate=f"crash-{number}", how="segfault"))
+        world.wait_for_entry(culprits[-1])
+        world.open_gate(f"crash-{number}")
+        supervisor.wait_for("that it ran will run again alone", times=number)
+    assert {row.reason for row in world.wait_for_end(*culprits)} == {"crashed"}
+    assert world.job(innocent).state != "failed"
+    world.open_gate("end")
+    [row] = world.wait_for_end(innocent)
+    assert (row.state, row.crashes, row.failures) == ("succeeded", 0, 0)
+
+
 # Handlers that block.
 
 
 def block_for_long(world: World, *, guard_off: str = "") -> tuple[Program, str, list[str]]:
     """A handler keeps the event loop for more than three TTLs, and jobs that were claimed with it wait behind it."""
-    worker = world.alone(guard_off=guard_off)
-    for _ in range(3):  # unless others need the machine, the first will do
-        world.warm_up()
-        blocking, *behind = world.enqueue_all([("block", {"seconds": LONG}), *[("note", {})] * 20])
-        world.wait_for_entry(blocking)
-        if world.count("in_flight") == 21:
-            break
-        world.wait_for_end(blocking, *behind)
-    else:
-        raise AssertionError("they were never claimed together")
+    worker = world.alone(claim_ahead=20, guard_off=guard_off)
+    blocking, *behind = world.enqueue_all([("block", {"seconds": LONG}), *[("note", {})] * 20])
+    world.wait_for_entry(blocking)
+    assert world.count("in_flight") == 21
     world.alone()
     world.wait_for_end(blocking, *behind)
     return worker, blocking, behind

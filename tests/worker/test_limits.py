@@ -13,7 +13,8 @@ import pytest
 
 from holdfast import CancelAnswer, JobCancelled, JobHandle, State, Task, current
 from holdfast.events import HandlerStuck, JobSettled, JobStarted, ProcessKilled, SettleRefused
-from tests.worker.bench import PATIENCE, Bench, Heard, ended, failed, service_of, stored, wait_until
+from holdfast.worker.runner import Running
+from tests.worker.bench import PATIENCE, Bench, Heard, ended, failed, make_eager, service_of, stored, wait_until
 from tests.worker.shop import AT_ONCE, Shop
 
 # Soft limits.
@@ -139,9 +140,10 @@ def test_an_isolated_handler_past_its_hard_limit_is_killed_with_its_process(
     assert time.monotonic() - began < 10
     killed = heard.wait_for(ProcessKilled)
     assert (killed.job_id, killed.why) == (job.id, "hard timeout")
-    with pytest.raises(ProcessLookupError):
-        os.kill(killed.pid, 0)
-    assert shop.where_alone.enqueue().result(PATIENCE)["pid"] != killed.pid
+    following = shop.where_alone.enqueue()
+    assert following.result(PATIENCE)["pid"] != killed.pid
+    assert (stored(following).attempt, stored(following).crashes) == (1, 0)
+    wait_until(lambda: not os.path.exists(f"/proc/{killed.pid}"), "the process is gone")
 
 
 def test_a_thread_past_its_hard_limit_loses_its_job_and_its_slot_and_its_late_return_changes_nothing(
@@ -175,7 +177,8 @@ def test_a_thread_past_its_hard_limit_loses_its_job_and_its_slot_and_its_late_re
     assert stored(job).result is None
     assert len(heard.of(JobSettled, lambda settled: settled.job_id == job.id)) == 1
     assert not heard.of(SettleRefused)
-    assert service_of(worker).settler.counts == {"failed": 1, "succeeded": 2}
+    counts = service_of(worker).settler.counts
+    wait_until(lambda: counts == {"failed": 1, "succeeded": 2}, "the worker has heard of the other two")
 
 
 def test_a_coroutine_that_ignores_its_cancellation_loses_its_job_and_its_slot_at_the_hard_limit(
@@ -269,6 +272,7 @@ def test_a_running_job_is_cancelled_wherever_it_runs(bench: Bench, shop: Shop, m
     assert shop.aping.enqueue().result(PATIENCE) == "pong"
 
 
+@pytest.mark.usefixtures("keeps_what_it_fetched")
 def test_a_job_that_waits_behind_a_busy_slot_is_cancelled_without_having_run(bench: Bench, heard: Heard) -> None:
     app = bench.app()
     let_go = threading.Event()
@@ -279,17 +283,15 @@ def test_a_job_that_waits_behind_a_busy_slot_is_cancelled_without_having_run(ben
         if name == "slow":
             let_go.wait(PATIENCE)
 
-    worker = bench.work(app, concurrency=1, lease_ttl=0.5)
-    app.enqueue_many([work.job("warming up") for _ in range(40)])
-    heard.wait_for(JobSettled, count=40)
+    worker = make_eager(bench.work(app, concurrency=1, lease_ttl=0.5))
     slow, _, victim, _ = app.enqueue_many([work.job(name) for name in ("slow", "before", "victim", "after")])
     wait_until(lambda: stored(victim).state is State.IN_FLIGHT, "the worker has it, too")
     heard.wait_for(JobStarted, lambda started: started.job_id == slow.id)
     assert victim.cancel() is CancelAnswer.ASKED
     assert_cancelled(victim)
     let_go.set()
-    heard.wait_for(JobSettled, lambda settled: settled.state == "succeeded", count=43)
-    assert bench.tally.runs == {"warming up": 40, "slow": 1, "before": 1, "after": 1}
+    heard.wait_for(JobSettled, lambda settled: settled.state == "succeeded", count=3)
+    assert bench.tally.runs == {"slow": 1, "before": 1, "after": 1}
     assert stored(victim).attempt == 0
     assert worker.stop()
 
@@ -372,3 +374,24 @@ def test_a_job_that_is_cancelled_before_its_first_step_leaves_its_slot(
     assert_cancelled(job)
     assert not bench.tally.runs["victim"]
     assert shop.aping.enqueue().result(PATIENCE) == "pong"
+
+
+@pytest.mark.parametrize("mode", ["plain", "async"])
+def test_an_isolated_job_that_is_cancelled_as_it_begins_hears_of_it(
+    bench: Bench, shop: Shop, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order to stop reaches the process right behind the order to run."""
+    task: Task[[str], Any] = shop.until_cancelled_alone if mode == "plain" else shop.auntil_cancelled_alone
+    worker = bench.work(shop.app, concurrency=1)
+    runner = service_of(worker)._runner
+    begin = runner._begin_isolated
+
+    def begin_and_cancel(running: Running) -> None:
+        begin(running)
+        asyncio.get_running_loop().call_soon(runner.cancel, [running.job.id])
+
+    assert shop.ping_alone.enqueue().result(PATIENCE) == "pong"  # the process is there, and waits
+    monkeypatch.setattr(runner, "_begin_isolated", begin_and_cancel)
+    began = time.monotonic()
+    assert_cancelled(task.enqueue(str(tmp_path / "begun")))
+    assert time.monotonic() - began < 10

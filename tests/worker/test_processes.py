@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.programs import TTL, LogLine, World, children_of, eventually, is_alive
+from tests.worker.programs import TTL, LogLine, World, children_of, eventually, is_alive, throughout
 
 DRAIN = 30.0
 """A grace period that is never over in these tests."""
@@ -45,8 +45,8 @@ def test_of_a_thousand_jobs_for_several_workers_each_runs_exactly_once(world: Wo
     for number in range(500):
         world.sql("INSERT INTO holdfast_ready (task, payload) VALUES ('note', ?)", (f'{{"number": {number}}}',))
     for first in range(500, 1000, 100):
-        task = "note" if first % 200 else "note_in_thread"
-        world.enqueue_all((task, {"number": number}) for number in range(first, first + 100))
+        task, more = ("note_in_thread", {}) if first % 200 else ("linger", {"seconds": 0.002})
+        world.enqueue_all((task, {"number": number, **more}) for number in range(first, first + 100))
     world.wait_for_count("succeeded", 1000)
     began = world.entries()[0].at
     print(f"{workers} workers: 1000 jobs in {world.entries()[-1].at - began:.2f} s of work")
@@ -165,15 +165,11 @@ def test_the_job_of_a_killed_child_starts_again_within_a_second_and_its_siblings
 
 def crash_with_others_behind(world: World, *, guard_off: str = "") -> tuple[str, list[str], LogLine]:
     """A job kills its process while 99 that were claimed with it wait for their turn."""
-    supervisor = world.supervisor(guard_off=guard_off)
-    for attempt in range(1, 4):  # unless others need the machine, the first will do
-        world.warm_up()
-        culprit, *behind = world.enqueue_all([("die_once", {"how": "kill"}), *[("note", {})] * 99])
-        died = supervisor.wait_for("killed by SIGKILL", times=attempt)[-1]
-        world.wait_for_end(culprit, *behind)
-        if re.search(r" (99|100) unstarted", died.msg):
-            return culprit, behind, died
-    raise AssertionError("they were never claimed together")
+    supervisor = world.supervisor(claim_ahead=99, guard_off=guard_off)
+    culprit, *behind = world.enqueue_all([("die_once", {"how": "kill"}), *[("note", {})] * 99])
+    [died] = supervisor.wait_for("killed by SIGKILL")
+    world.wait_for_end(culprit, *behind)
+    return culprit, behind, died
 
 
 def check_only_the_culprit_lost_an_attempt(world: World, culprit: str, behind: list[str], died: LogLine) -> None:
@@ -203,23 +199,18 @@ def test_jobs_that_were_claimed_but_not_started_lose_nothing_when_their_process_
 
 def hold_with_others_behind(world: World, count: int, task: str = "hold") -> tuple[str, list[str]]:
     """A job that runs, and others that were claimed with it and wait."""
-    for _ in range(3):  # unless others need the machine, the first will do
-        world.warm_up()
-        hold, *behind = world.enqueue_all([(task, {"gate": "end"}), *[("note", {})] * count])
-        world.wait_for_entry(hold)
-        if world.count("in_flight") == count + 1:
-            return hold, behind
-        world.open_gate("end")
-        world.wait_for_end(hold, *behind)
-        (world.folder / "gate-end").unlink()
-    raise AssertionError("they were never claimed together")
+    hold, *behind = world.enqueue_all([(task, {"gate": "end"}), *[("note", {})] * count])
+    world.wait_for_entry(hold)
+    assert world.count("in_flight") == count + 1
+    return hold, behind
 
 
 @pytest.mark.parametrize("supervised", [True, False], ids=["supervised", "alone"])
 def test_sigterm_lets_the_running_job_finish_and_gives_the_waiting_ones_back_at_once(
     world: World, supervised: bool
 ) -> None:
-    worker = world.supervisor(grace=DRAIN) if supervised else world.alone(grace=DRAIN)
+    start = world.supervisor if supervised else world.alone
+    worker = start(grace=DRAIN, claim_ahead=50)
     hold, behind = hold_with_others_behind(world, 50)
     worker.signal(signal.SIGTERM)
     world.wait_for_count("in_flight", 1)
@@ -245,7 +236,7 @@ def test_sigterm_lets_the_running_job_finish_and_gives_the_waiting_ones_back_at_
 def test_a_second_signal_ends_the_worker_at_once_and_gives_the_running_job_back(
     world: World, number: int, code: int, task: str
 ) -> None:
-    worker = world.supervisor(grace=DRAIN)
+    worker = world.supervisor(grace=DRAIN, claim_ahead=10)
     hold, behind = hold_with_others_behind(world, 10, task)
     worker.signal(number)
     world.wait_for_count("in_flight", 1)  # it has heard the first: two at once may arrive as one
@@ -329,7 +320,7 @@ def test_a_worker_that_is_told_to_stop_while_its_processes_come_up_leaves_nothin
 
 def test_processes_are_replaced_after_some_jobs_not_all_at_once_and_nothing_is_lost(world: World) -> None:
     most = 40
-    supervisor = world.supervisor(processes=2, more=["--max-jobs", most], HOLDFAST_TEST_LOOK_EVERY="0.01")
+    supervisor = world.supervisor(processes=2, more=["--max-jobs", most], look_every=0.01)
     jobs = world.enqueue_all([("linger", {"seconds": 0.01})] * 500)
     world.wait_for_end(*jobs)
     check_each_ran_once(world, jobs)
@@ -370,3 +361,37 @@ def test_a_process_that_grew_large_is_replaced_after_its_running_jobs_have_finis
     eventually(lambda: not is_alive(first), "the old process has ended")
     assert not supervisor.lines("was killed")
     assert first_session not in world.open_sessions()
+
+
+def test_a_job_that_outlasts_the_grace_period_is_not_interrupted_when_its_process_is_replaced(world: World) -> None:
+    supervisor = world.supervisor(concurrency=2, grace=0.5, more=["--max-jobs", 10])
+    hold = world.enqueue("hold", gate="end")
+    first = world.wait_for_entry(hold).pid
+    world.wait_for_end(*world.enqueue_all([("note", {})] * 10))
+    supervisor.wait_for(f"process {first} is replaced")
+    supervisor.wait_for("worker started", times=2)
+    # Others go on elsewhere, for much longer than the grace period.
+    throughout(3, lambda: world.runs()[hold] == 1 and not world.entries("told to stop"), "it runs undisturbed")
+    note = world.enqueue("note")
+    world.wait_for_end(note)
+    assert world.wait_for_entry(note).pid != first
+    world.open_gate("end")
+    world.wait_for_end(hold)
+    check_each_ran_once(world, [hold])
+    eventually(lambda: not is_alive(first), "the old process has ended")
+    assert not supervisor.lines("was killed")
+
+
+def test_a_process_that_is_being_replaced_still_obeys_the_signal_to_stop(world: World) -> None:
+    supervisor = world.supervisor(concurrency=2, grace=0.5, more=["--max-jobs", 10])
+    hold = world.enqueue("hold", gate="never")
+    first = world.wait_for_entry(hold).pid
+    world.wait_for_end(*world.enqueue_all([("note", {})] * 10))
+    supervisor.wait_for(f"process {first} is replaced")
+    supervisor.wait_for("worker started", times=2)
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.exit_code() == 0
+    assert len(world.entries("told to stop", hold)) == 1
+    row = world.job(hold)
+    assert (row.state, row.reason, row.attempt) == ("ready", "released", 0)
+    assert world.open_sessions() == {}

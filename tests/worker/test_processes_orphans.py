@@ -107,7 +107,7 @@ def zombies_of(program: Program) -> list[int]:
 def test_daemons_that_end_by_themselves_do_not_pile_up_as_zombies(world: World) -> None:
     supervisor = world.supervisor(processes=2, concurrency=2)
     world.wait_for_end(*world.enqueue_all([("leave_a_short_daemon", {})] * 20))
-    eventually(lambda: not zombies_of(supervisor), f"no zombies, not {len(zombies_of(supervisor))}", seconds=10)
+    eventually(lambda: not zombies_of(supervisor), "no zombies", 10, lambda: zombies_of(supervisor))
     assert len(children_of(supervisor.pid)) == 2
 
 

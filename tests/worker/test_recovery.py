@@ -1,4 +1,4 @@
-"""What becomes of the jobs of a worker process that is dead, by what its board still says. Nobody else is alive here."""
+"""What becomes of the jobs of a worker process that is dead, by what its board still says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from holdfast.errors import InvalidPayload
 from holdfast.failures import decode_history
 from holdfast.job import Job, NewJob, Reason, State
 from holdfast.lifecycle import Move
@@ -72,7 +71,7 @@ def scene(bench: Bench) -> Scene:
 
 
 async def test_what_had_not_started_loses_nothing_and_what_ran_is_suspected(scene: Scene) -> None:
-    running, waiting = await scene.claim(2)
+    running, _ = await scene.claim(2)
     assert await scene.recover(running) == Recovered(1, 1)
     assert await scene.fates() == [(State.READY, "lost", 1, True), (State.READY, "released", 0, False)]
     [failure] = decode_history((await scene.now(running)).failure_history)
@@ -84,7 +83,7 @@ async def test_what_had_not_started_loses_nothing_and_what_ran_is_suspected(scen
 
 
 async def test_if_we_killed_it_for_a_job_past_its_limit_that_job_alone_is_to_blame(scene: Scene) -> None:
-    overdue, innocent, waiting = await scene.claim(3)
+    overdue, innocent, _ = await scene.claim(3)
     assert await scene.recover(overdue, innocent, killed=True, overdue=(overdue,)) == Recovered(1, 2)
     assert await scene.fates() == [
         (State.FAILED, "exhausted", 1, False),
@@ -117,14 +116,3 @@ async def test_more_jobs_than_go_into_one_call_all_come_back(scene: Scene) -> No
     fates = await scene.fates()
     assert set(fates[:600]) == {(State.READY, "lost", 1, True)}
     assert set(fates[600:]) == {(State.READY, "released", 0, False)}
-
-
-async def test_a_follow_up_that_cannot_be_made_does_not_keep_the_jobs_from_coming_back(scene: Scene) -> None:
-    overdue, waiting = await scene.claim(2)
-
-    def refuse(job: Job, move: Move) -> Move:
-        raise InvalidPayload("it does not fit")
-
-    scene.follow = refuse  # type: ignore[method-assign]
-    await scene.recover(overdue, killed=True, overdue=(overdue,))
-    assert [fate[0] for fate in await scene.fates()] == [State.FAILED, State.READY]

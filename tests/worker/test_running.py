@@ -7,6 +7,7 @@ import io
 import json
 import os
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from holdfast import Holdfast, NotInJob, PayloadTooLarge, State, Task, current
 from holdfast.events import JobSettled, JobStarted, WorkerStarted
 from holdfast.observe.logging import configure
+from holdfast.ports import Ports, SystemSpawner
 from holdfast.worker.isolation import find_application
 from tests.worker.bench import PATIENCE, Bench, Heard, ended, failed, stored, wait_until
 from tests.worker.shop import Shop, alook_around, avisit, look_around, visit
@@ -85,13 +87,13 @@ def test_isolated_processes_end_with_their_worker(bench: Bench, shop: Shop) -> N
 def test_an_application_that_no_other_process_can_import_says_so_in_the_failure(bench: Bench) -> None:
     app = bench.app()
 
-    @app.task(isolation="process", max_retries=0)
+    @app.task(isolation="process")
     def alone() -> None: ...
 
     assert find_application(app, app.tasks) is None
     bench.work(app)
     reason, kind, message = failed(alone.enqueue())
-    assert (reason, kind) == ("exhausted", "InvalidOption")
+    assert (reason, kind) == ("permanent", "InvalidOption")
     assert "define it at the top level of a module" in message
 
 
@@ -128,6 +130,43 @@ def test_no_more_handlers_run_at_once_than_the_worker_has_slots(bench: Bench) ->
     for job in app.enqueue_many([work.job(number) for number in range(40)]):
         job.result(PATIENCE)
     assert bench.tally.most_at_once["work"] == 3
+
+
+class Stingy(SystemSpawner):
+    """A machine that has no thread left for handlers, until it has."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.plenty = False
+
+    def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        if name.startswith("holdfast-handler") and not self.plenty:
+            self.refused += 1
+            raise RuntimeError("can't start new thread")
+        return super().thread(target, name)
+
+
+def test_a_machine_that_has_no_thread_left_costs_a_job_nothing_but_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.worker.runner._NO_THREAD_PAUSE", 0.02)
+    spawner = Stingy()
+    app = bench.app(ports=Ports(spawner=spawner))
+
+    @app.task(max_retries=0)
+    def plain() -> int:
+        return current().attempt
+
+    @app.task
+    async def asynchronous() -> str:
+        return "needs none"
+
+    bench.work(app)
+    job = plain.enqueue()
+    wait_until(lambda: spawner.refused >= 2, "it was tried more than once")
+    assert asynchronous.enqueue().result(PATIENCE) == "needs none"
+    spawner.plenty = True
+    assert job.result(PATIENCE) == 1
 
 
 # Context.
@@ -228,6 +267,7 @@ def test_a_task_that_the_handler_starts_itself_sees_its_job(bench: Bench) -> Non
 # Progress.
 
 
+@pytest.mark.usefixtures("frequent_progress")
 @pytest.mark.parametrize("mode", ["async", "thread", "isolated"])
 def test_progress_is_kept_while_the_job_runs_and_the_newest_wins(
     bench: Bench, shop: Shop, mode: str, tmp_path: Path
@@ -238,7 +278,7 @@ def test_progress_is_kept_while_the_job_runs_and_the_newest_wins(
     async def asynchronously(path: str) -> None:
         for step in range(1, 4):
             current().progress({"step": step})
-        while not go_on.exists():  # noqa: ASYNC110, ASYNC240
+        while not go_on.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     @shop.app.task
@@ -303,8 +343,8 @@ def test_the_correlation_id_goes_through_to_events_logs_and_the_jobs_that_follow
     assert worker.stop()
     logs.close()
 
-    for kind in (JobStarted, JobSettled):
-        told = {event.job_id: event.correlation_id for event in heard.of(kind)}
+    for events in (heard.of(JobStarted), heard.of(JobSettled)):
+        told = {event.job_id: event.correlation_id for event in events}
         assert told == {job.id: "request 7", follow_up.id: "request 7"}
     assert [exception.correlation_id for exception in worker.exceptions] == ["request 7"]
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]

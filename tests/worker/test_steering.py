@@ -192,9 +192,7 @@ def test_an_isolated_handler_steers_its_job_in_the_same_way(bench: Bench, shop: 
         (b"[2, 3]", "$: Expected `object`, got `array`"),
     ],
 )
-def test_arguments_that_do_not_fit_fail_at_once_with_a_readable_reason(
-    bench: Bench, payload: bytes, told: str
-) -> None:
+def test_arguments_that_do_not_fit_fail_at_once_with_a_readable_reason(bench: Bench, payload: bytes, told: str) -> None:
     app = bench.app()
 
     @app.task
@@ -220,7 +218,10 @@ def test_arguments_that_do_not_fit_an_isolated_handler_fail_in_the_same_way(benc
     assert failed(job) == ("permanent", "InvalidPayload", "$.left: Expected `int`, got `str`")
 
 
-def test_a_task_that_this_worker_does_not_know_waits_for_one_that_does(bench: Bench, heard: Heard) -> None:
+def test_a_task_that_this_worker_does_not_know_waits_for_one_that_does(
+    bench: Bench, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.worker.runner._LONGEST_UNKNOWN_WAIT", 0.2)
     old = bench.app()
 
     @old.task
@@ -239,13 +240,14 @@ def test_a_task_that_this_worker_does_not_know_waits_for_one_that_does(bench: Be
     put_off = heard.wait_for(JobSettled)
     assert (put_off.reason, put_off.attempt) == ("snoozed", 0)
     assert put_off.retry_in is not None
-    assert 0.5 <= put_off.retry_in <= 1.0
+    assert 0.1 <= put_off.retry_in <= 0.2
     behind.stop()
     bench.work(new)
     assert job.result(PATIENCE) == 1
 
 
-def test_a_task_that_nobody_knows_fails_at_the_limit_and_says_so(bench: Bench) -> None:
+def test_a_task_that_nobody_knows_fails_at_the_limit_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.worker.runner._LONGEST_UNKNOWN_WAIT", 0.1)
     app = bench.app()
 
     @app.task

@@ -22,8 +22,8 @@ def enqueue(
     app: AppArgument,
     task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name.")],
     body: Annotated[
-        str, typer.Argument(metavar="BODY", help="Its arguments: a JSON object, or - to read it from standard input.")
-    ],
+        str, typer.Argument(metavar="[BODY]", help="Its arguments: a JSON object, or - to read it from standard input.")
+    ] = "{}",
     queue: Annotated[str | None, typer.Option(metavar="NAME", help="Another queue than the task's.")] = None,
     priority: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="A label (high, normal, low), or -100 to 100, lower first.")

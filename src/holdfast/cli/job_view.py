@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.cli.output import Cell, Column, Row, write_block, write_fields, write_styled
 from holdfast.cli.wording import ago, first_line, moment, span, visible
 from holdfast.failures import Failure, decode_history
-from holdfast.job import Job, State
+from holdfast.job import ENDED, Job, State
 from holdfast.ports import MICROSECONDS
 
 STATE_STYLES = {
@@ -129,6 +129,8 @@ def record(job: Job, *, payload: bool) -> dict[str, Any]:
 
 def write_job(job: Job, now: int, *, payload: bool) -> None:
     """Everything about the job, for people."""
+    asked = job.cancel_asked and job.state is State.IN_FLIGHT
+    suspect = job.suspect and job.state not in ENDED
     fields: list[tuple[str, Cell | str | None]] = [
         ("id", Cell(job.id, "bold")),
         ("task", f"{job.task} (version {job.task_version})"),
@@ -145,8 +147,8 @@ def write_job(job: Job, now: int, *, payload: bool) -> None:
         ("claimed", _seen(job.claimed_at, now)),
         ("worker", job.session_id),
         ("ended", _seen(job.ended_at, now)),
-        ("cancel", "asked: its worker hears of it with its next heartbeat" if job.cancel_asked else None),
-        ("suspect", "held by a worker that died: it runs alone next time" if job.suspect else None),
+        ("cancel", "asked: its worker hears of it with its next heartbeat" if asked else None),
+        ("suspect", "it was running in a process that died: it runs alone, isolated" if suspect else None),
         ("progress", _as_json(job.progress)),
         ("result", _as_json(job.result)),
         ("payload", _as_json(job.payload) if payload else f"{len(job.payload)} bytes, shown with --payload"),
@@ -159,7 +161,7 @@ def write_job(job: Job, now: int, *, payload: bool) -> None:
 def _write_failure(failure: Failure, now: int) -> None:
     write_styled(("", ""))
     write_styled(
-        (f"attempt {failure.attempt} failed", "bold red"),
+        (f"attempt {failure.attempt}: {failure.type}", "bold red"),
         (f"  {_seen(failure.at, now)}", "dim"),
     )
     # The traceback ends with the type and the message, so they are told once.

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from holdfast.entry.child import Logging
+from holdfast.app import Holdfast
+from holdfast.config import WorkerSettings
+from holdfast.entry.child import Logging, listening
 from holdfast.entry.loading import load_app
 from holdfast.errors import InvalidOption
-from holdfast.events import both
-from holdfast.observe.logging import configure
+from holdfast.observe.logging import Log, configure
 from holdfast.worker.supervisor import Supervisor
 
 _MEBIBYTE = 2**20
@@ -24,12 +25,17 @@ def worker(
     queues: Annotated[
         str, typer.Option(metavar="A,B", help="The queues to work on.  [default: those that the tasks name]")
     ] = "",
-    concurrency: Annotated[int | None, typer.Option(help="How many jobs each process runs at once.")] = None,
-    processes: Annotated[int | None, typer.Option(help="How many processes.")] = None,
-    lease_ttl: Annotated[
-        float | None, typer.Option(help="Seconds without a heartbeat after which a worker counts as dead.")
+    concurrency: Annotated[
+        int | None, typer.Option(help="How many jobs each process runs at once.  [default: 10]")
     ] = None,
-    grace: Annotated[float | None, typer.Option(help="Seconds that running jobs may go on after SIGTERM.")] = None,
+    processes: Annotated[int | None, typer.Option(help="How many processes.  [default: 1]")] = None,
+    lease_ttl: Annotated[
+        float | None,
+        typer.Option(help="Seconds without a heartbeat after which a worker counts as dead.  [default: 15]"),
+    ] = None,
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds that running jobs may go on after SIGTERM.  [default: 30]")
+    ] = None,
     max_jobs: Annotated[int | None, typer.Option(help="Replace a process after so many jobs.")] = None,
     max_memory: Annotated[
         int | None, typer.Option(metavar="MIB", help="Replace a process that uses more memory than this.")
@@ -63,32 +69,49 @@ def worker(
     except msgspec.ValidationError as error:
         raise InvalidOption(f"logging: {error}") from error
     logs = configure(format=logging.format, level=logging.level)
+    supervisor = app.supervisor(
+        application,
+        settings,
+        arguments=(msgspec.json.encode(settings).decode(), msgspec.json.encode(logging).decode()),
+        listener=listening(app, logs),
+    )
     try:
-        code = asyncio.run(
-            _supervise(
-                app.supervisor(
-                    application,
-                    settings,
-                    arguments=(msgspec.json.encode(settings).decode(), msgspec.json.encode(logging).decode()),
-                    listener=both(app.listener, logs.listener),
-                )
-            )
-        )
+        code = asyncio.run(_supervise(app, supervisor, settings, logs.log))
     finally:
         logs.close()
     if code:
         raise typer.Exit(code)
 
 
-async def _supervise(supervisor: Supervisor) -> int:
+async def _supervise(app: Holdfast, supervisor: Supervisor, settings: WorkerSettings, log: Log) -> int:
+    await app.aopen()  # a store that cannot be opened is an error here, not in every process again and again
+    log.info(f"store: {app.store!r}")
+    await _warn_of_queues(app, settings, log)
     loop = asyncio.get_running_loop()
     heard: list[int] = []
 
     def stop(number: int) -> None:
         heard.append(number)
+        if len(heard) == 1:
+            log.info(
+                f"stopping: running jobs may finish within {settings.grace:g} s; signal once more to give them back now"
+            )
         supervisor.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     code = await supervisor.run()
     return code or (128 + heard[1] if len(heard) > 1 else 0)
+
+
+async def _warn_of_queues(app: Holdfast, settings: WorkerSettings, log: Log) -> None:
+    """Say what would otherwise look like a worker that does nothing."""
+    known = app.tasks.queues()
+    counts = {count.queue: count for count in await app.acounts()}
+    for queue in settings.queues or known:
+        if queue in counts and counts[queue].paused:
+            log.warning(
+                f"queue {queue} is paused: nothing is taken from it until `holdfast queues resume {queue}`", queue=queue
+            )
+        elif queue not in known and queue not in counts:
+            log.warning(f"no task names the queue {queue}, and it has no jobs: is the name right?", queue=queue)

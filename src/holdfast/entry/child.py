@@ -14,12 +14,13 @@ import sys
 
 import msgspec
 
+from holdfast.app import Holdfast
 from holdfast.config import WorkerSettings
 from holdfast.entry.loading import load_app
-from holdfast.errors import InvalidOption
-from holdfast.events import both
+from holdfast.errors import HoldfastError, InvalidOption
+from holdfast.events import Listener, both
 from holdfast.observe.lines import Level
-from holdfast.observe.logging import Format, configure
+from holdfast.observe.logging import Format, LogEvents, Logs, configure
 from holdfast.ports import SYSTEM
 from holdfast.worker.board import Board
 from holdfast.worker.process_tree import kill_marked, own_mark
@@ -34,6 +35,11 @@ class Logging(msgspec.Struct, frozen=True):
 
     format: Format = "auto"
     level: Level = "info"
+
+
+def listening(app: Holdfast, logs: Logs) -> Listener:
+    """Who hears of what happens: the application's own listener, and ours, unless that one writes the log already."""
+    return app.listener if isinstance(app.listener, LogEvents) else both(app.listener, logs.listener)
 
 
 def main(arguments: list[str]) -> int:
@@ -58,12 +64,15 @@ def main(arguments: list[str]) -> int:
         )
 
     try:
-        listener = both(app.listener, logs.listener)
+        listener = listening(app, logs)
         run_until_signalled(
             lambda: app.worker_service(settings, listener=listener, application=application, board=board),
             started=started,
             supervised=True,
         )
+    except HoldfastError as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return 2 if isinstance(error, InvalidOption) else 1
     finally:
         logs.close()
     if os.getppid() != int(parent):

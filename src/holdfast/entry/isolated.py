@@ -20,7 +20,7 @@ from contextlib import suppress
 
 import msgspec
 
-from holdfast.app import Holdfast
+from holdfast.app import Holdfast, importing
 from holdfast.entry.loading import load_app
 from holdfast.errors import InvalidOption, UnknownTask
 from holdfast.failures import capture
@@ -125,7 +125,8 @@ def _load(application: str) -> Holdfast:
     if spec is None or spec.loader is None:
         raise InvalidOption(f"{path} cannot be imported")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with importing(path):
+        spec.loader.exec_module(module)
     app = getattr(module, attribute)
     if not isinstance(app, Holdfast):
         raise InvalidOption(f"{application} is not a Holdfast application")

@@ -8,7 +8,7 @@ import sys
 import traceback
 from types import ModuleType
 
-from holdfast.app import Holdfast
+from holdfast.app import Holdfast, importing
 from holdfast.errors import InvalidOption, shown
 
 
@@ -45,7 +45,8 @@ def _import(name: str) -> ModuleType:
     if here not in sys.path[:1]:
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(name)
+        with importing(name):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         # Only the module itself or a package above it: one that the module asks for is the module's own error.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):

@@ -221,7 +221,7 @@ def _settled(event: JobSettled) -> Line:
         case Reason.LOST:
             level, said = "warning", f"was lost with its worker ({took}){again}{because}"
         case Reason.RELEASED:
-            level, said = "info", f"released ({took}), it keeps its place in the queue"
+            level, said = "debug", f"released ({took}), it keeps its place in the queue"
         case Reason.SNOOZED:
             level, said = "info", f"put off ({took}){again}{because}"
         case Reason.CANCELLED:

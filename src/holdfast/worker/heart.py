@@ -70,7 +70,9 @@ class Heart:
         self._ports.spawner.event_loop(self._serve, "holdfast-heart")
 
     def stop(self) -> None:
-        """Beat no more. The thread ends soon after."""
+        """Beat no more. The thread ends soon after. Repeating it is harmless."""
+        if self._stopped:
+            return  # a second cancellation would meet it while it closes its store
         self._stopped = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended already

@@ -36,6 +36,13 @@ def how_it_ended(code: int | None) -> str:
     return f"killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
 
 
+def kill_and_reap(popen: Process) -> None:
+    """End a process that nobody watches yet, and whatever it started in its group."""
+    with suppress(ProcessLookupError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
+
+
 class IsolatedProcess:
     """A started process. Used from one event loop."""
 
@@ -47,7 +54,7 @@ class IsolatedProcess:
         """Its exit code, once it has one."""
         self._popen = popen
         self._reaping = threading.Lock()
-        self._reaped = False
+        self._reaped = self._killed = False
         self._loop = asyncio.get_running_loop()
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -60,8 +67,8 @@ class IsolatedProcess:
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended, as far as is known."""
-        return not self.code.done()
+        """Whether it has not ended, or is about to, as far as is known."""
+        return not self._killed and not self.code.done()
 
     def send(self, message: wire.ToProcess) -> None:
         """Tell it something; nothing happens if it is gone."""
@@ -70,6 +77,7 @@ class IsolatedProcess:
 
     def kill(self) -> None:
         """Kill it and whatever it started in its group. `code` follows."""
+        self._killed = True
         with self._reaping:
             if not self._reaped:
                 with suppress(ProcessLookupError):
@@ -95,15 +103,22 @@ class IsolatedProcess:
         if not self.code.done():
             self.code.set_result(code)
         # Something that left its group may still hold its end of the connection.
-        self._loop.call_later(_LEFT_TO_READ, self._hang_up)
+        self._loop.call_later(_LEFT_TO_READ, self.hang_up)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Close the connection: there is nothing more to hear from it."""
         if self._writer is not None:
             self._writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        with suppress(asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
-            while True:
-                length = wire.length_of(await reader.readexactly(wire.LENGTH_SIZE))
-                await self.messages.put(wire.from_process.decode(await reader.readexactly(length)))
+        try:
+            with suppress(asyncio.IncompleteReadError, OSError, msgspec.MsgspecError):
+                while True:
+                    length = wire.length_of(await reader.readexactly(wire.LENGTH_SIZE))
+                    await self.messages.put(wire.from_process.decode(await reader.readexactly(length)))
+        except asyncio.CancelledError:  # the event loop ends: whoever waits for a message must end, too
+            if self.messages.full():
+                self.messages.get_nowait()
+            self.messages.put_nowait(None)
+            raise
         await self.messages.put(None)

@@ -23,7 +23,7 @@ from holdfast.ports import Ports
 from holdfast.registry import Registry
 from holdfast.worker import wire
 from holdfast.worker.context import CurrentJob, Stop
-from holdfast.worker.isolated_process import IsolatedProcess, how_it_ended
+from holdfast.worker.isolated_process import IsolatedProcess, how_it_ended, kill_and_reap
 from holdfast.worker.runner import hard_timeout_failure
 
 _MOST_IDLE = os.cpu_count() or 2
@@ -69,13 +69,16 @@ class IsolatedPool:
             process.kill()
         if processes:
             await asyncio.wait([process.code for process in processes], timeout=1.0)
+        for process in processes:
+            process.hang_up()
 
     async def _run(
         self, job: Job, current: CurrentJob, hard_timeout: float | None, begun: Callable[[], None]
     ) -> Outcome:
-        if self._application is None and not job.suspect:
+        if self._application is None:
             message = "the application cannot be imported by another process: define it at the top level of a module"
-            return Failed(self._failure(job, "InvalidOption", message), permanent=True)
+            # A suspect has no other way left than among the others again. Put off, it would never run.
+            return Failed(self._failure(job, "InvalidOption", message), permanent=not job.suspect)
         try:
             process = await self._idle_or_new()
         except asyncio.CancelledError:
@@ -88,12 +91,12 @@ class IsolatedPool:
         process.send(wire.RunJob(job))
         outcome = await self._converse(process, job, current, hard_timeout)
         if not process.lives:
-            self._all.discard(process)
+            self._drop(process)
         elif len(self._idle) < _MOST_IDLE:
             self._idle.append(process)
         else:
-            self._all.discard(process)
             process.kill()
+            self._drop(process)
         return outcome
 
     async def _converse(
@@ -111,7 +114,6 @@ class IsolatedPool:
                     if hung_up:
                         code = await process.ended()
             except TimeoutError:
-                self._all.discard(process)
                 process.kill()
                 tell(self._listener, ProcessKilled(job.session_id or "", process.pid, "hard timeout", job.id))
                 return Failed(hard_timeout_failure(job, hard_timeout or 0.0, self._ports))
@@ -145,7 +147,7 @@ class IsolatedPool:
             process = self._idle.pop()
             if process.lives:
                 return process
-            self._all.discard(process)  # it died while it had nothing to do: no job is to blame
+            self._drop(process)  # it died while it had nothing to do: no job is to blame
         return None
 
     async def _spawn(self) -> IsolatedProcess:
@@ -159,7 +161,12 @@ class IsolatedPool:
             except BaseException:
                 ours.close()
                 raise
-        process = IsolatedProcess(popen, self._ports)
+        try:
+            process = IsolatedProcess(popen, self._ports)
+        except RuntimeError:  # no thread could be started to wait for it
+            ours.close()
+            kill_and_reap(popen)
+            raise
         self._all.add(process)
         try:
             async with asyncio.timeout(_STARTUP_DEADLINE):
@@ -167,13 +174,17 @@ class IsolatedPool:
                 message = await process.messages.get()
                 code = await process.ended() if message is None else None
         except BaseException:
-            self._all.discard(process)
             process.kill()
+            self._drop(process)
             raise
         if message is None:
-            self._all.discard(process)
+            self._drop(process)
             raise OSError(f"it ended while it loaded {self._application}: {how_it_ended(code)}")
         return process
+
+    def _drop(self, process: IsolatedProcess) -> None:
+        self._all.discard(process)
+        process.hang_up()
 
     def _failure(self, job: Job, kind: str, message: str) -> Failure:
         return Failure(self._ports.clock.now(), job.attempt + 1, kind, message)

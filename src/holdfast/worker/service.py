@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 import signal
 import socket
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from typing import Any, TypeVar
 
 from holdfast.config import WorkerSettings
-from holdfast.errors import HoldfastError, InvalidOption, StoreError
-from holdfast.events import Listener, PartFailed, WorkerStarted, WorkerStopped, tell
+from holdfast.errors import HoldfastError, StoreError
+from holdfast.events import Listener, PartFailed, ProcessRecycled, WorkerStarted, WorkerStopped, tell
 from holdfast.job import SessionId
 from holdfast.ports import Ports
 from holdfast.registry import Registry
@@ -47,6 +48,7 @@ _LAST_CALL = 1.0
 """Seconds for the store to answer when there is no time to wait."""
 _SETTLE_DEADLINE = 15.0
 _FIRST_PAUSE = 0.1
+_JITTER = 0.1
 _LONGEST_PAUSE = 5.0
 
 
@@ -84,13 +86,14 @@ class WorkerService:
         self._keepers = keepers
         self._supervised = supervised
         self._wish = _Wish.NOTHING
+        # With jitter: processes that started together must not be replaced together.
+        limit = settings.max_jobs if supervised else None
+        self._most_jobs = math.inf if limit is None else limit * (1 - _JITTER * ports.random.fraction())
         self._ended = False
         self._changed = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._queues = settings.queues or registry.queues()
-        if not self._queues:
-            raise InvalidOption("the worker has no queues: the application has no tasks, and none were named")
         self._board = board or Board.private(settings.concurrency)
         self._holding = Holding()
         self.settler = Settler(
@@ -176,9 +179,14 @@ class WorkerService:
 
     def _on_session(self, session_id: SessionId) -> None:
         self._heart.session_id = session_id
+        self._changed.set()
 
     def _on_change(self) -> None:
         self._changed.set()
+        if self._board.done >= self._most_jobs and not self._wish:
+            why = f"it has run {self._board.done} jobs"
+            tell(self._listener, ProcessRecycled(self.worker_id, os.getpid(), why))
+            self.retire()
         if self._runner.wanted or self._wish:
             self._claimer.wake()
 
@@ -202,10 +210,15 @@ class WorkerService:
         _loops.add(asyncio.get_running_loop())
         try:
             return await self._work()
+        except asyncio.CancelledError:
+            self._end()
+            await self._runner.close()  # or whoever cancelled us would wait for isolated handlers that do not stop
+            raise
         finally:
             self._end()
 
     async def _work(self) -> bool:
+        await self._store.__aenter__()  # one that cannot be opened is the caller's to hear of
         self._tick()
         claiming = self._spawn("claimer", self._claimer.run)
         self._heart.start()
@@ -216,26 +229,26 @@ class WorkerService:
             self._spawn(f"keeper {number}", keeper)
         while not self._wish and not self.worker_id:
             await self._wait_for_change(1.0)
-        tell(self._listener, WorkerStarted(self.worker_id, self._queues, self._settings.concurrency))
+        if self.worker_id:
+            tell(self._listener, WorkerStarted(self.worker_id, self._queues, self._settings.concurrency))
         self._board.ready()
         await self._stop_asked.wait()
-        released = 0
         while self._wish is _Wish.RETIRE and (self._runner.running or not claiming.done()):
-            released += self._runner.release_unstarted()
+            self._runner.release_unstarted()
             await self._wait_for_change(_TICK_EVERY)
-        return await self._shut_down(claiming, released)
+        return await self._shut_down(claiming)
 
-    async def _shut_down(self, claiming: asyncio.Task[None], released: int) -> bool:
+    async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:
         clock, settings = self._ports.clock, self._settings
-        released += self._runner.release_unstarted()
+        self._runner.release_unstarted()
         deadline = clock.monotonic() + settings.grace
         while (self._runner.running or not claiming.done()) and self._wish < _Wish.STOP_NOW:
             left = deadline - clock.monotonic()
             if left <= 0:
                 break
             await self._wait_for_change(min(left, _TICK_EVERY))
-            released += self._runner.release_unstarted()  # a claim that was under way may have brought some
-        released += self._runner.release_unstarted()
+            self._runner.release_unstarted()  # a claim that was under way may have brought some
+        self._runner.release_unstarted()
         clean = not self._runner.running
         if not clean:
             self._runner.stop_running(Stop.SHUTDOWN)
@@ -243,7 +256,7 @@ class WorkerService:
             while self._runner.running and clock.monotonic() < deadline and self._wish < _Wish.STOP_NOW:
                 await self._wait_for_change(0.05)
             await clock.sleep(0.01)  # for coroutines that end at once when they are cancelled
-            released += self._runner.release_running()
+            self._runner.release_running()
         if claiming.done():
             with suppress(StoreError, TimeoutError):  # then a keeper finds them
                 async with asyncio.timeout(_LAST_CALL):
@@ -257,7 +270,8 @@ class WorkerService:
                 if self.worker_id:
                     await self._claimer.close_session()
         counts = self.settler.counts
-        tell(self._listener, WorkerStopped(self.worker_id, clean, counts["succeeded"], counts["failed"], released))
+        ended = counts["succeeded"], counts["failed"], counts["released"]
+        tell(self._listener, WorkerStopped(self.worker_id, clean, *ended))
         return clean
 
     async def _confirm_settlements(self) -> None:
@@ -384,15 +398,20 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(work)
     finally:
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=_TIME_TO_CLEAN_UP))
-        with suppress(TimeoutError):
-            loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), _TIME_TO_CLEAN_UP))
+        _cancel(loop, left := asyncio.all_tasks(loop))
+        closing = loop.create_task(loop.shutdown_asyncgens())
+        loop.run_until_complete(asyncio.wait([closing], timeout=_TIME_TO_CLEAN_UP))
+        _cancel(loop, asyncio.all_tasks(loop) - left)
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Give them some time to end, and no more."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=_TIME_TO_CLEAN_UP))
 
 
 def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -23,7 +23,7 @@ from holdfast.ports import Ports, Process
 from holdfast.store import Store
 from holdfast.worker.board import Board
 from holdfast.worker.holding import ClaimKey
-from holdfast.worker.isolated_process import how_it_ended
+from holdfast.worker.isolated_process import how_it_ended, kill_and_reap
 from holdfast.worker.isolation import program
 from holdfast.worker.process_tree import (
     adopt_orphans,
@@ -57,7 +57,6 @@ class _Child(msgspec.Struct, eq=False):
     mark: str
     board: Board
     control: int
-    most_jobs: float
     most_memory: float
     ended: bool = False
     leaving: bool = False
@@ -131,6 +130,7 @@ class Supervisor:
         while (
             not self._stops
             and sum(not child.leaving for child in self._children) < self._settings.processes
+            and len(self._children) < 2 * self._settings.processes  # those that finish long jobs must not pile up
             and self._ports.clock.monotonic() >= self._not_before
         ):
             try:
@@ -156,21 +156,22 @@ class Supervisor:
             mark = self._ports.ids.session_id()
             with marking(mark):
                 popen = self._ports.spawner.process(command, [listening, board_fd])
+            on_failure.callback(kill_and_reap, popen)
+            child = _Child(popen, mark, board, control, self._most_memory())
+            loop = asyncio.get_running_loop()
+
+            def wait() -> None:
+                popen.wait()
+                with suppress(RuntimeError):  # we have ended ourselves
+                    loop.call_soon_threadsafe(self._on_end, child)
+
+            self._ports.spawner.thread(wait, f"holdfast-wait-{popen.pid}")
             on_failure.pop_all()
-        most_jobs, most_memory = self._jittered(self._settings.max_jobs), self._jittered(self._settings.max_memory)
-        child = _Child(popen, mark, board, control, most_jobs, most_memory)
-        loop = asyncio.get_running_loop()
-
-        def wait() -> None:
-            popen.wait()
-            with suppress(RuntimeError):  # we have ended ourselves
-                loop.call_soon_threadsafe(self._on_end, child)
-
-        self._ports.spawner.thread(wait, f"holdfast-wait-{popen.pid}")
         return child
 
-    def _jittered(self, limit: int | None) -> float:
+    def _most_memory(self) -> float:
         # Processes that started together must not be replaced together.
+        limit = self._settings.max_memory
         return float("inf") if limit is None else limit * (1 - _JITTER * self._ports.random.fraction())
 
     def _on_end(self, child: _Child) -> None:
@@ -195,19 +196,13 @@ class Supervisor:
             elif child.kill_at is not None and now > child.kill_at:
                 self._kill(child, "it did not stop in time")
             elif child.board.is_leaving:
-                child.leaving = True  # it has left a handler behind, and somebody told it to stop
+                child.leaving = True  # it has run its number of jobs, left a handler behind, or was told to
             elif not child.leaving and not self._stops:
                 self._recycle_if_due(child)
 
     def _recycle_if_due(self, child: _Child) -> None:
-        if sum(other.leaving for other in self._children) >= self._settings.processes:
-            return  # those that have to finish long jobs must not become ever more
-        why = None
-        if child.board.done >= child.most_jobs:
-            why = f"it has run {child.board.done} jobs"
-        elif (memory := memory_of(child.popen.pid)) >= child.most_memory:
+        if (memory := memory_of(child.popen.pid)) >= child.most_memory:
             why = f"it uses {memory // 2**20} MiB of memory"
-        if why is not None:
             tell(self._listener, ProcessRecycled(child.board.session_id, child.popen.pid, why))
             child.leaving = True
             self._say(child, RETIRE)

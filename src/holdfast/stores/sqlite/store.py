@@ -106,6 +106,9 @@ class SqliteStore:
         with _stores_lock:
             _stores.add(self)
 
+    def __repr__(self) -> str:
+        return f"<SqliteStore {self.path}>"
+
     # Opening and closing.
 
     def _open(self) -> _Opened:
