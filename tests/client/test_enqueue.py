@@ -614,7 +614,7 @@ def test_an_unknown_priority_names_the_known_ones(app: Holdfast, double: Any) ->
 
 
 def test_an_unknown_option_is_an_error(app: Holdfast, double: Any) -> None:
-    with pytest.raises(TypeError, match="retries"):
+    with pytest.raises(InvalidOption, match=r"no task option retries: there are name, .*max_retries"):
         app.task(retries=5)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="colour"):
         double.options(colour="red")

@@ -6,15 +6,14 @@ import io
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
 
 from holdfast.observe import writer as module
 from holdfast.observe.writer import Outlet, Writer
-from holdfast.ports import SYSTEM
+from holdfast.ports import SYSTEM, SystemSpawner
 from tests.observe.samples import Failing, Held
 
 SOON = 10
@@ -191,12 +190,9 @@ def test_a_writer_that_wrote_nothing_has_no_thread() -> None:
 
 
 def test_no_thread_to_be_had_costs_the_line_and_nothing_else() -> None:
-    class NoMore:
+    class NoMore(SystemSpawner):
         def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
             raise RuntimeError("can't start new thread")
-
-        def process(self, command: Sequence[str], fds: Sequence[int]) -> Popen[bytes]:
-            raise NotImplementedError
 
     writer = Writer(Outlet(io.StringIO()), confess=lambda count: None, spawner=NoMore())
     writer.write("line")
