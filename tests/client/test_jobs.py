@@ -136,12 +136,12 @@ def test_a_failed_job_blocking(app: Holdfast, double: Any) -> None:
 @pytest.mark.parametrize("timeout", [0, 0.03, -1])
 def test_not_finished(app: Holdfast, double: Any, timeout: float) -> None:
     job = double.enqueue(1)
-    with pytest.raises(NotFinished, match=f"job {job.id} is still ready after {timeout:g} s; it goes on"):
+    with pytest.raises(NotFinished, match=f"job {job.id} is still ready after {timeout:g} s; no worker has taken it yet"):
         job.result(timeout=timeout)
     with pytest.raises(TimeoutError):
         asyncio.run(job.aresult(timeout=timeout))
     asyncio.run(take(app.store))
-    with pytest.raises(NotFinished, match="still in_flight"):
+    with pytest.raises(NotFinished, match="still in_flight after 0 s; it goes on"):
         job.result(timeout=0)
 
 
