@@ -136,7 +136,7 @@ def test_a_failed_job_blocking(app: Holdfast, double: Any) -> None:
 @pytest.mark.parametrize("timeout", [0, 0.03, -1])
 def test_not_finished(app: Holdfast, double: Any, timeout: float) -> None:
     job = double.enqueue(1)
-    with pytest.raises(NotFinished, match=f"job {job.id} is still ready after {timeout:g} s; no worker has taken it yet"):
+    with pytest.raises(NotFinished, match=f"job {job.id} is still ready after {timeout:g} s; no worker has taken it"):
         job.result(timeout=timeout)
     with pytest.raises(TimeoutError):
         asyncio.run(job.aresult(timeout=timeout))

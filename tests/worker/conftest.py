@@ -12,6 +12,12 @@ from tests.worker.bench import ENGINES, Bench, Heard, Tally
 from tests.worker.shop import STORE, Shop, named
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a job looks often: hundreds of tests do."""
+    monkeypatch.setattr("holdfast.client._SLOWEST_POLL", 0.01)
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """The engines that need no server."""

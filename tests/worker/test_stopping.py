@@ -227,7 +227,7 @@ def test_when_the_grace_period_is_over_the_job_is_given_back_without_an_attempt(
     assert fate(job) == GIVEN_BACK
     stopped = heard.wait_for(WorkerStopped)
     assert stopped.clean is False
-    assert stopped.released == (0 if mode == "async" else 1)
+    assert stopped.released == 1
     blocked.let_go.set()
     time.sleep(0.05)
     assert fate(job) == GIVEN_BACK  # the late return of a handler changes nothing
@@ -489,7 +489,7 @@ def test_the_list_of_failed_attempts_is_bounded(bench: Bench) -> None:
 
 def test_a_worker_without_any_queue_says_so_at_the_start(bench: Bench) -> None:
     app = bench.app()
-    with pytest.raises(InvalidOption, match="the worker has no queues"):
+    with pytest.raises(InvalidOption, match="the application has no tasks"):
         app.start_worker()
 
 
