@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import sqlite_backlog, sqlite_enqueue
+from benchmarks import sqlite_backlog, sqlite_enqueue, sqlite_worker
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "sqlite-enqueue": sqlite_enqueue.run,
     "sqlite-backlog": sqlite_backlog.run,
+    "sqlite-worker": sqlite_worker.run,
 }
 
 

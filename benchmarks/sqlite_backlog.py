@@ -7,6 +7,7 @@ thousand jobs, a hundred at a time, as a worker does.
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,26 @@ def _worker(store: SqliteStore) -> Callable[[], int]:
     return measured
 
 
+@contextmanager
+def prepared_loop(path: Path, jobs: int) -> Iterator[Callable[[], int]]:
+    """The bare loop on a new file with so many ready jobs."""
+    store = SqliteStore(path)
+    for _ in range(0, jobs, 1_000):
+        store.insert_blocking(_new_jobs(1_000))
+    try:
+        yield _worker(store)
+    finally:
+        store.close()
+
+
 def run(folder: Path, count: int = 1_000_000) -> Iterator[dict[str, Any]]:
     """One result: rates and their ratio."""
     with Progress(transient=True) as progress:
         crowd(folder / "crowded.db", count, progress)
     crowded = SqliteStore(folder / "crowded.db")
-    empty = SqliteStore(folder / "empty.db")
-    for _ in range(0, ROUNDS * JOBS, 1_000):
-        empty.insert_blocking(_new_jobs(1_000))
-    rates = interleaved({"empty": _worker(empty), "crowded": _worker(crowded)})
+    with prepared_loop(folder / "empty.db", ROUNDS * JOBS) as empty:
+        rates = interleaved({"empty": empty, "crowded": _worker(crowded)})
     crowded.close()
-    empty.close()
     yield {
         "benchmark": f"SQLite FULL: claim+settle among 3 × {count:,} jobs / in an empty store",
         "ours": rates["crowded"],
