@@ -56,14 +56,16 @@ def settle_while_the_store_fails(bench: Bench, *, reply_is_lost: bool = False, o
     return _found(bench, jobs)
 
 
-def outlive_the_ttl(bench: Bench, start: Callable[[Holdfast], Any]) -> Found:
+def outlive_the_ttl(bench: Bench, start: Callable[[Holdfast], Any], take_long: Callable[[], object]) -> Found:
     """A handler on a thread that takes more than two TTLs, beside a second worker that rescues whoever seems dead."""
     app = bench.app()
+    returned = threading.Event()
 
     @app.task(max_retries=0)
     def long() -> str:
         with bench.tally.running("long"):
-            time.sleep(1.1)
+            take_long()
+        returned.set()
         return "done"
 
     start(app)
@@ -77,7 +79,8 @@ def outlive_the_ttl(bench: Bench, start: Callable[[Holdfast], Any]) -> Found:
             return "done elsewhere"
 
     bench.work(other, lease_ttl=0.5)
-    time.sleep(1.2)
+    assert returned.wait(PATIENCE)
+    time.sleep(0.2)
     return _found(bench, [job])
 
 

@@ -30,7 +30,7 @@ from holdfast.worker.isolation import IsolatedPool
 from tests.worker import shop as importable
 from tests.worker.bench import PATIENCE, Bench, Heard, ended, failed, stored
 from tests.worker.modules import everything
-from tests.worker.shop import STORE, Shop, named
+from tests.worker.shop import AT_ONCE, STORE, Shop, named
 
 HOW_OFTEN = 5
 """For races: each round has the chance to lose."""
@@ -391,3 +391,22 @@ def test_an_isolated_task_of_an_application_that_no_other_process_can_import_fai
         "the application cannot be imported by another process: define it at the top level of a module",
     )
     assert not heard.of(PartFailed)
+
+
+def test_a_suspect_of_an_application_that_no_other_process_can_import_runs_among_the_others_again(
+    bench: Bench, heard: Heard
+) -> None:
+    app = bench.app()
+
+    @app.task(backoff=AT_ONCE)
+    def local() -> str:
+        return "done"
+
+    job = local.enqueue()
+    asyncio.run(lose(bench))
+    assert stored(job).suspect
+    bench.work(app)
+    assert job.result(PATIENCE) == "done"
+    settled = [event.reason.value for event in heard.of(JobSettled, lambda settled: settled.job_id == job.id)]
+    assert settled == ["retried", "succeeded"]
+    assert [failure.type for failure in decode_history(ended(job).failure_history)] == ["WorkerLost", "InvalidOption"]

@@ -114,7 +114,7 @@ def test_every_deadline_is_kept_whatever_the_order_in_which_they_come(bench: Ben
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("mode", ["plain", "async"])
+@pytest.mark.parametrize(("engine", "mode"), [("memory", "plain"), ("sqlite", "async")])
 def test_an_isolated_handler_past_its_timeout_is_told_to_stop(
     bench: Bench, shop: Shop, mode: str, tmp_path: Path
 ) -> None:
@@ -376,7 +376,7 @@ def test_a_job_that_is_cancelled_before_its_first_step_leaves_its_slot(
     assert shop.aping.enqueue().result(PATIENCE) == "pong"
 
 
-@pytest.mark.parametrize("mode", ["plain", "async"])
+@pytest.mark.parametrize(("engine", "mode"), [("memory", "plain"), ("sqlite", "async")])
 def test_an_isolated_job_that_is_cancelled_as_it_begins_hears_of_it(
     bench: Bench, shop: Shop, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

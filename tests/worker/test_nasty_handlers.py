@@ -194,7 +194,7 @@ def test_a_forked_child_that_comes_back_from_the_handler_neither_settles_nor_wor
     trace = tmp_path / "child"
     job = forking.enqueue(str(trace))
     assert job.result(PATIENCE) == "parent"
-    assert trace.read_text() == "x"
+    wait_until(lambda: trace.read_text() == "x", "the child was there")
     assert stored(job).attempt == 1
     if not alone:
         reap_forked_children()
