@@ -8,6 +8,7 @@ else is left to end what the handlers had started.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from holdfast.worker.service import WorkerService, run_until_signalled
 from holdfast.worker.supervisor import RETIRE, STOP, STOP_NOW
 
 _PATIENCE = 10.0
+_TIME_TO_EXIT = 5.0
 
 
 class Logging(msgspec.Struct, frozen=True):
@@ -93,6 +95,8 @@ def _watch_supervisor(control: int, loop: asyncio.AbstractEventLoop, service: Wo
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
+    # What the application registered to run at exit, such as the end of its own log; but not for ever.
+    SYSTEM.spawner.thread(atexit._run_exitfuncs, "holdfast-exit").join(_TIME_TO_EXIT)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a handler that was left behind in a thread must not keep the process
