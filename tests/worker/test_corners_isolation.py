@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast import State
+from holdfast import JobHandle, State
 from holdfast.entry.isolated import _Isolated
 from holdfast.events import JobSettled, PartFailed, ProcessDied
 from holdfast.failures import decode_history
@@ -323,6 +323,16 @@ def open_shop(bench: Bench, spawner: SystemSpawner, monkeypatch: pytest.MonkeyPa
     return shop
 
 
+def settlements(heard: Heard, job: JobHandle[Any], count: int) -> list[str]:
+    """How its claims ended. The last is told a moment after the store has it."""
+
+    def are_its_own(settled: JobSettled) -> bool:
+        return settled.job_id == job.id
+
+    heard.wait_for(JobSettled, are_its_own, count=count)
+    return [settled.reason.value for settled in heard.of(JobSettled, are_its_own)]
+
+
 async def lose(bench: Bench) -> None:
     """A worker claims all there is and dies: what it held are suspects now."""
     store = bench.store()
@@ -341,8 +351,7 @@ def test_a_suspect_for_which_no_process_can_be_started_is_put_off_as_it_is_and_r
     assert (stored(job).suspect, stored(job).attempt) == (True, 1)
     bench.work(shop.app)
     assert job.result(PATIENCE) == "pong"
-    settled = [event.reason.value for event in heard.of(JobSettled, lambda settled: settled.job_id == job.id)]
-    assert settled == ["snoozed", "snoozed", "succeeded"]
+    assert settlements(heard, job, 3) == ["snoozed", "snoozed", "succeeded"]
     details = ended(job)
     assert (details.attempt, details.failures, details.crashes, details.snoozes) == (2, 0, 0, 2)
     assert [failure.type for failure in decode_history(details.failure_history)] == ["WorkerLost"]
@@ -371,7 +380,7 @@ def test_a_process_that_nobody_can_wait_for_is_ended_and_its_job_put_off(
     bench.work(shop.app)
     job = shop.where_alone.enqueue()
     pid = job.result(PATIENCE)["pid"]
-    assert [event.reason.value for event in heard.of(JobSettled)] == ["snoozed", "succeeded"]
+    assert settlements(heard, job, 2) == ["snoozed", "succeeded"]
     first, second = spawner.started
     assert (first.returncode, second.pid) == (-signal.SIGKILL, pid)
 
@@ -407,6 +416,5 @@ def test_a_suspect_of_an_application_that_no_other_process_can_import_runs_among
     assert stored(job).suspect
     bench.work(app)
     assert job.result(PATIENCE) == "done"
-    settled = [event.reason.value for event in heard.of(JobSettled, lambda settled: settled.job_id == job.id)]
-    assert settled == ["retried", "succeeded"]
+    assert settlements(heard, job, 2) == ["retried", "succeeded"]
     assert [failure.type for failure in decode_history(ended(job).failure_history)] == ["WorkerLost", "InvalidOption"]

@@ -118,7 +118,8 @@ async def test_a_follow_up_that_cannot_be_made_keeps_no_keeper_from_its_work(mou
     keeping = asyncio.create_task(keeper.run())
 
     async def all_are_back() -> bool:
-        return {(await now(store, job.id)).state for job in (beside, elsewhere)} == {State.READY}
+        states = {(await now(store, job.id)).state for job in (beside, elsewhere)}
+        return states == {State.READY} and len(heard.of(JobsRescued)) == 2  # told a moment after the store has it
 
     await until(all_are_back, "the innocent jobs come back")
     keeping.cancel()
@@ -145,7 +146,8 @@ async def test_a_keeper_that_cannot_bring_jobs_back_still_closes_the_sessions_of
     keeping = asyncio.create_task(keeper.run())
 
     async def is_closed() -> bool:
-        return [view.open for view in await mourned.store.sessions() if view.id == "third"] == [False]
+        views = [view.open for view in await mourned.store.sessions() if view.id == "third"]
+        return views == [False] and len(bench.heard.of(KeeperFailed)) > 0
 
     await until(is_closed, "the session of the dead worker is closed")
     keeping.cancel()
