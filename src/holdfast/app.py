@@ -27,9 +27,10 @@ from holdfast.sync import refuse_in_event_loop
 from holdfast.tasks import FollowUps, Task, TaskDecorator
 from holdfast.worker.board import Board
 from holdfast.worker.embedded import EmbeddedWorker
+from holdfast.worker.event_loop import run_until_signalled
 from holdfast.worker.handling import Handling, Middleware
 from holdfast.worker.isolation import IsolatedPool, find_application
-from holdfast.worker.service import WorkerService, run_until_signalled
+from holdfast.worker.service import WorkerService
 from holdfast.worker.supervisor import Supervisor
 
 _importing = ContextVar("holdfast_importing", default="")

@@ -54,6 +54,7 @@ def keeps_what_it_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers that were asked to stop, and a store that is asked for the last time, have less time than usual."""
     monkeypatch.setattr("holdfast.worker.service._TIME_TO_CLEAN_UP", 0.3)
+    monkeypatch.setattr("holdfast.worker.event_loop._TIME_TO_CLEAN_UP", 0.3)
     monkeypatch.setattr("holdfast.worker.service._LAST_CALL", 0.5)
 
 

@@ -24,8 +24,9 @@ from holdfast.observe.lines import Level
 from holdfast.observe.logging import Format, LogEvents, Logs, configure
 from holdfast.ports import SYSTEM
 from holdfast.worker.board import Board
+from holdfast.worker.event_loop import run_until_signalled
 from holdfast.worker.process_tree import kill_marked, own_mark
-from holdfast.worker.service import WorkerService, run_until_signalled
+from holdfast.worker.service import WorkerService
 from holdfast.worker.supervisor import RETIRE, STOP, STOP_NOW
 
 _PATIENCE = 10.0

@@ -14,7 +14,8 @@ from holdfast.errors import HoldfastError, StoreError
 from holdfast.events import Event, JobSettled, Listener, PartFailed, tell
 from holdfast.ports import Ports
 from holdfast.store import Store
-from holdfast.worker.service import WorkerService, run_to_end
+from holdfast.worker.event_loop import run_to_end
+from holdfast.worker.service import WorkerService
 
 KEPT_EXCEPTIONS = 1_000
 _LOOK_EVERY = 0.01

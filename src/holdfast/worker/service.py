@@ -8,16 +8,13 @@ settlement, end the heartbeat, close the session.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import math
 import os
-import signal
 import socket
-import weakref
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.config import WorkerSettings
 from holdfast.errors import HoldfastError, StoreError
@@ -29,6 +26,7 @@ from holdfast.store import Session, Store
 from holdfast.worker.board import Board
 from holdfast.worker.claimer import Claimer
 from holdfast.worker.context import Stop
+from holdfast.worker.event_loop import end_in_forks, no_longer_in_forks
 from holdfast.worker.handling import Handling
 from holdfast.worker.heart import Heart
 from holdfast.worker.holding import Holding
@@ -43,7 +41,7 @@ Loop = Callable[[], Awaitable[None]]
 _TICK_EVERY = 0.25
 _PROGRESS_EVERY = 0.5
 _TIME_TO_CLEAN_UP = 1.0
-"""Seconds that handlers have to end after they were asked to, and what they leave in the event loop."""
+"""Seconds that handlers have to end after they were asked to."""
 _LAST_CALL = 1.0
 """Seconds for the store to answer when there is no time to wait."""
 _SETTLE_DEADLINE = 15.0
@@ -207,7 +205,7 @@ class WorkerService:
 
         Cancelled, it ends at once: the heartbeat stops, and a keeper brings back what it held.
         """
-        _loops.add(asyncio.get_running_loop())
+        end_in_forks(asyncio.get_running_loop())
         try:
             return await self._work()
         except asyncio.CancelledError:
@@ -289,7 +287,7 @@ class WorkerService:
         self._heart.stop()
         for task in self._tasks:
             task.cancel()
-        _loops.discard(asyncio.get_running_loop())
+        no_longer_in_forks(asyncio.get_running_loop())
 
     def _spawn(self, name: str, part: Loop) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._keep_running(name, part), name=f"holdfast {name}")
@@ -336,88 +334,3 @@ class WorkerService:
                 if current.latest_progress is not None:
                     with suppress(StoreError):  # the next one comes soon, and the newest is all that counts
                         await self._store.note(current.lease, current.latest_progress)
-
-
-# Forks. A handler may fork, and its copy of this process may come back to the event loop. It must not work or settle as
-# if it were the worker. A copy that does something else, as those of `multiprocessing` do, never gets there.
-
-_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-
-
-def _end_when_back() -> None:
-    for loop in _loops:
-        with suppress(RuntimeError):
-            handle = loop.call_soon(os._exit, 1)
-            if (ready := getattr(loop, "_ready", None)) is not None:
-                # Before everything that was about to run: those are other handlers, and they run in the parent.
-                ready.remove(handle)
-                ready.appendleft(handle)
-
-
-os.register_at_fork(after_in_child=_end_when_back)
-
-
-def run_until_signalled(
-    make: Callable[[], WorkerService],
-    *,
-    started: Callable[[WorkerService], None] = lambda service: None,
-    supervised: bool = False,
-) -> bool:
-    """Run a worker in this process, until SIGTERM or SIGINT stops it. True if it ended well.
-
-    A second signal gives running jobs back at once; a third ends the process as it would any other. Supervised, only
-    the first counts: whoever signals a whole group of processes means one stop, and the supervisor says more if more
-    is meant. `started` is called on the event loop.
-    """
-
-    async def run() -> bool:
-        service = make()
-        loop = asyncio.get_running_loop()
-        heard = 0
-
-        def stop(number: int) -> None:
-            nonlocal heard
-            heard += 1
-            service.stop()
-            if heard > 1 and not supervised:
-                service.stop_now()
-                loop.remove_signal_handler(number)
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop, number)
-        started(service)
-        return await service.run()
-
-    return run_to_end(run())
-
-
-def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, on the fastest loop there is, and without waiting for handlers that ignore cancellation."""
-    loop = (_fastest_loop() or asyncio.new_event_loop)()
-    try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(work)
-    finally:
-        _cancel(loop, left := asyncio.all_tasks(loop))
-        closing = loop.create_task(loop.shutdown_asyncgens())
-        loop.run_until_complete(asyncio.wait([closing], timeout=_TIME_TO_CLEAN_UP))
-        _cancel(loop, asyncio.all_tasks(loop) - left)
-        asyncio.set_event_loop(None)
-        loop.close()
-
-
-def _cancel(loop: asyncio.AbstractEventLoop, tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Give them some time to end, and no more."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.wait(tasks, timeout=_TIME_TO_CLEAN_UP))
-
-
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        return None
-    fastest: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return fastest
