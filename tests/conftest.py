@@ -6,14 +6,35 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import PostgresServer, RedisServer, missing_server_policy
+from tests.servers import MariaDbServer, PgBouncerServer, PostgresServer, RedisServer, missing_server_policy
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """A private PostgreSQL, shared by the whole run: use a namespace or a database of your own in it."""
+    """A private PostgreSQL, shared by the whole run: use a namespace or a database of your own in it.
+
+    It does not wait for the disk at a commit; what is to survive a crash is tested on a server of the test's own.
+    """
     with missing_server_policy():
-        server = PostgresServer()
+        server = PostgresServer(settings={"synchronous_commit": "off", "max_connections": "300"})
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_server(postgres_server: PostgresServer) -> Iterator[PgBouncerServer]:
+    """A private PgBouncer that pools transactions, in front of the shared PostgreSQL."""
+    with missing_server_policy():
+        server = PgBouncerServer(postgres_server)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDbServer]:
+    """A private MariaDB, shared by the whole run: use a database of your own in it."""
+    with missing_server_policy():
+        server = MariaDbServer()
     with server:
         yield server
 

@@ -1,9 +1,9 @@
-"""Real private servers for tests: PostgreSQL and Redis on free loopback ports, in temporary folders.
+"""Real private servers for tests: PostgreSQL, PgBouncer, MariaDB and Redis, on free loopback ports.
 
-A server is a context manager; its data survives `kill` and `stop`, so a test may crash it and `start` it
-again on the same port. It runs in a session of its own (Ctrl-C reaches the tests, not the server), is only
-ever signalled by the process id that was started here, and is stopped by a small guard process if the tests
-die without stopping it.
+Each lives in a temporary folder. A server is a context manager; its data survives `kill` and `stop`, so a test may
+crash it and `start` it again on the same port. It runs in a session of its own (Ctrl-C reaches the tests, not the
+server), is only ever signalled by the process id that was started here, and is stopped by a small guard process if the
+tests die without stopping it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -46,6 +47,8 @@ class Server(ABC):
     stop_signals: ClassVar[Sequence[signal.Signals]]
     # What the guard sends when the tests died: end at once, no need to be tidy.
     orphan_signal: ClassVar[signal.Signals]
+    # The users to run as, the first that exists, when we are root and the server refuses to be; empty: as we are.
+    instead_of_root: ClassVar[Sequence[str]] = ()
 
     def __init__(self, *, startup_seconds: float = STARTUP_SECONDS) -> None:
         self.startup_seconds = startup_seconds
@@ -97,6 +100,9 @@ class Server(ABC):
         deadline = time.monotonic() + self.startup_seconds
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{self.name}-"))
+            user = self._user()
+            if user is not None:
+                shutil.chown(self._folder, user)
             self._prepare(self._folder, deadline)
         keep_port = self.port != 0
         while True:
@@ -153,11 +159,30 @@ class Server(ABC):
     def _worth_retrying(self, log: str) -> bool:
         """Whether a start that ended with this log may succeed a moment later."""
 
+    # How any server is run.
+
     def _user(self) -> str | None:
         """The user to run as; None for our own."""
-        return None
+        if os.geteuid() != 0 or not self.instead_of_root:
+            return None
+        for name in self.instead_of_root:
+            with contextlib.suppress(KeyError):
+                return pwd.getpwnam(name).pw_name
+        users = " or ".join(f"`{name}`" for name in self.instead_of_root)
+        raise ServerMissingError(f"{self.name} cannot run as root, and there is no user {users}")
 
-    # How any server is run.
+    def _run_to_end(self, command: list[str], deadline: float) -> None:
+        """Run a program that prepares the folder, as the server's user; a ServerFailedError unless it ends well."""
+        program = Path(command[0]).name
+        process = self._spawn(command)
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise ServerFailedError(f"{program} did not finish in time.\n{self._log_tail()}") from None
+        if code != 0:
+            raise ServerFailedError(f"{program} failed with exit code {code}.\n{self._log_tail()}")
 
     def _launch(self, deadline: float) -> bool:
         """Start once: True when it answers, False when it ended; neither in time is a ServerFailedError."""
@@ -219,6 +244,7 @@ class PostgresServer(Server):
     name = "postgres"
     stop_signals = (signal.SIGINT, signal.SIGQUIT)  # fast shutdown, immediate shutdown
     orphan_signal = signal.SIGQUIT
+    instead_of_root = ("postgres", "nobody")
 
     def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
         super().__init__(startup_seconds=startup_seconds)
@@ -238,20 +264,8 @@ class PostgresServer(Server):
         """The same database through the socket."""
         return f"postgresql://holdfast@/postgres?host={self.folder}&port={self.port}"
 
-    def _user(self) -> str | None:
-        # PostgreSQL refuses to run as root.
-        if os.geteuid() != 0:
-            return None
-        for name in ("postgres", "nobody"):
-            with contextlib.suppress(KeyError):
-                return pwd.getpwnam(name).pw_name
-        raise ServerMissingError("postgres cannot run as root, and there is no user `postgres` or `nobody`")
-
     def _prepare(self, folder: Path, deadline: float) -> None:
-        user = self._user()
-        if user is not None:
-            shutil.chown(folder, user)
-        initdb = self._spawn(
+        self._run_to_end(
             [
                 str(self._binaries / "initdb"),
                 f"--pgdata={folder / 'data'}",
@@ -260,16 +274,9 @@ class PostgresServer(Server):
                 "--encoding=UTF8",
                 "--locale=C",
                 "--no-sync",
-            ]
+            ],
+            deadline,
         )
-        try:
-            code = initdb.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            initdb.kill()
-            initdb.wait()
-            raise ServerFailedError(f"initdb did not finish in time.\n{self._log_tail()}") from None
-        if code != 0:
-            raise ServerFailedError(f"initdb failed with exit code {code}.\n{self._log_tail()}")
 
     def _command(self, folder: Path) -> list[str]:
         settings = {
@@ -295,6 +302,141 @@ class PostgresServer(Server):
         return "Address already in use" in log or "is still in use" in log or "lock file" in log
 
 
+class PgBouncerServer(Server):
+    """A private PgBouncer in front of a PostgresServer, pooling transactions: each may run on another connection.
+
+    Whoever comes is let in, as the user `holdfast`; with the database `pgbouncer` he reaches its console. `settings`
+    changes anything of the section [pgbouncer]. The PostgreSQL behind it may be killed and started meanwhile.
+    """
+
+    name = "pgbouncer"
+    # At once, and (since 1.23, where the first means that clients may finish) really at once.
+    stop_signals = (signal.SIGTERM, signal.SIGQUIT)
+    orphan_signal = signal.SIGKILL
+    instead_of_root = ("postgres", "nobody")
+
+    def __init__(
+        self,
+        postgres: PostgresServer,
+        *,
+        settings: Mapping[str, str] | None = None,
+        startup_seconds: float = STARTUP_SECONDS,
+    ) -> None:
+        super().__init__(startup_seconds=startup_seconds)
+        self._postgres = postgres
+        self._settings = dict(settings or {})
+        self._binary = find_program("PgBouncer", "pgbouncer")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://holdfast@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def console_url(self) -> str:
+        """Where PgBouncer itself answers: SHOW POOLS, PAUSE, RESUME."""
+        return f"postgresql://holdfast@127.0.0.1:{self.port}/pgbouncer"
+
+    def _prepare(self, folder: Path, deadline: float) -> None:
+        """Its settings name the port, so they are written at each start."""
+
+    def _command(self, folder: Path) -> list[str]:
+        settings = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": str(self.port),
+            "unix_socket_dir": str(folder),
+            "auth_type": "any",
+            "pool_mode": "transaction",
+            "max_client_conn": "500",
+            "default_pool_size": "20",
+            **self._settings,
+        }
+        lines = ["[databases]", f"* = host=127.0.0.1 port={self._postgres.port} user=holdfast", "[pgbouncer]"]
+        lines += [f"{key} = {value}" for key, value in settings.items()]
+        path = folder / "pgbouncer.ini"
+        path.write_text("\n".join(lines) + "\n")
+        return [str(self._binary), str(path)]
+
+    def _answers(self, folder: Path, pid: int) -> bool:
+        log = self._log_tail()
+        if "cannot listen on 127.0.0.1" in log:
+            os.kill(pid, signal.SIGTERM)  # it would go on without the port; `start` tries again
+            return False
+        has_port = f"listening on 127.0.0.1:{self.port}" in log
+        return has_port and listener_pid(folder / f".s.PGSQL.{self.port}") == pid
+
+    def _worth_retrying(self, log: str) -> bool:
+        return "Address already in use" in log
+
+
+class MariaDbServer(Server):
+    """A private MariaDB with a database `test`, on loopback and on a socket in its folder.
+
+    The user `holdfast` needs no password and may do everything, also make users and grant them something. The server
+    has the settings that MariaDB ships with, durability included, and none of this machine's files; `settings`
+    changes any of them. So what does not name its character set is latin1 before MariaDB 11.6.
+    """
+
+    name = "mariadb"
+    stop_signals = (signal.SIGTERM,)
+    orphan_signal = signal.SIGKILL
+    instead_of_root = ("mysql", "nobody")
+
+    def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
+        super().__init__(startup_seconds=startup_seconds)
+        self._settings = dict(settings or {})
+        self._install = find_program("MariaDB", "mariadb-install-db")
+        self._binary = find_program("MariaDB", "mariadbd", "mysqld")
+
+    @property
+    def url(self) -> str:
+        return f"mysql://holdfast@127.0.0.1:{self.port}/test"
+
+    @property
+    def socket(self) -> Path:
+        """The socket of the same server."""
+        return self.folder / "socket"
+
+    def _prepare(self, folder: Path, deadline: float) -> None:
+        accounts = "holdfast@localhost, holdfast@127.0.0.1"
+        first_steps = folder / "first_steps.sql"
+        first_steps.write_text(
+            "FLUSH PRIVILEGES;\n"  # from here on there are accounts
+            "CREATE DATABASE test;\n"
+            f"CREATE USER {accounts};\n"
+            f"GRANT ALL PRIVILEGES ON *.* TO {accounts} WITH GRANT OPTION;\n"
+        )
+        self._run_to_end(
+            [
+                str(self._install),
+                "--no-defaults",
+                f"--datadir={folder / 'data'}",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                f"--extra-file={first_steps}",
+            ],
+            deadline,
+        )
+
+    def _command(self, folder: Path) -> list[str]:
+        settings = {
+            "datadir": str(folder / "data"),
+            "tmpdir": str(folder),
+            "bind-address": "127.0.0.1",
+            "port": str(self.port),
+            "socket": str(self.socket),
+            "pid-file": str(folder / "pid"),
+            **self._settings,
+        }
+        return [str(self._binary), "--no-defaults", *(f"--{key}={value}" for key, value in settings.items())]
+
+    def _answers(self, folder: Path, pid: int) -> bool:
+        # The socket is the last thing that it opens, and the greeting comes when it is ready.
+        return listener_pid(self.socket, greeting=True) == pid
+
+    def _worth_retrying(self, log: str) -> bool:
+        return "Address already in use" in log or "Unable to lock" in log
+
+
 class RedisServer(Server):
     """A private Redis (or Valkey) that keeps everything in memory: no snapshots, no append-only file."""
 
@@ -305,7 +447,7 @@ class RedisServer(Server):
     def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
         super().__init__(startup_seconds=startup_seconds)
         self._settings = dict(settings or {})
-        self._binary = find_redis()
+        self._binary = find_program("Redis", "redis-server", "valkey-server")
 
     @property
     def url(self) -> str:
@@ -357,13 +499,13 @@ def find_postgres() -> Path:
     raise ServerMissingError("PostgreSQL is not installed; scripts/install_servers says what to do")
 
 
-def find_redis() -> Path:
-    """The program `redis-server` or `valkey-server` on the PATH."""
-    for program in ("redis-server", "valkey-server"):
-        found = shutil.which(program)
+def find_program(server: str, *names: str) -> Path:
+    """The first of these programs that is there: on the PATH, or where a system keeps its servers."""
+    for name in names:
+        found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
         if found is not None:
             return Path(found)
-    raise ServerMissingError("Redis is not installed; scripts/install_servers says what to do")
+    raise ServerMissingError(f"{server} is not installed; scripts/install_servers says what to do")
 
 
 @contextlib.contextmanager
@@ -398,6 +540,20 @@ def free_port() -> int:
                 continue
             return port
     raise ServerFailedError("found no free loopback port")
+
+
+def listener_pid(path: Path, *, greeting: bool = False) -> int | None:
+    """Which process listens on that socket; None if nobody does, or if it does not send the greeting asked for."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1)
+            connection.connect(str(path))
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if greeting and not connection.recv(1):
+                return None
+    except OSError:
+        return None
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def guard_orphan(pid: int, number: signal.Signals) -> subprocess.Popen[bytes]:

@@ -10,13 +10,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
+import pymysql
 import pytest
 import redis
 
 from tests import servers
 from tests.servers import (
+    MariaDbServer,
+    PgBouncerServer,
     PostgresServer,
     RedisServer,
     Server,
@@ -29,6 +33,27 @@ from tests.servers import (
 def ask_postgres(url: str) -> object:
     with psycopg.connect(url, connect_timeout=5) as connection:
         row = connection.execute("SELECT 1").fetchone()
+    assert row is not None
+    return row[0]
+
+
+def connect_mariadb(url: str) -> pymysql.connections.Connection[pymysql.cursors.Cursor]:
+    where = urlsplit(url)
+    assert where.hostname is not None
+    assert where.username is not None
+    return pymysql.connect(
+        host=where.hostname,
+        port=where.port or 0,
+        user=where.username,
+        database=where.path.removeprefix("/"),
+        connect_timeout=5,
+    )
+
+
+def ask_mariadb(url: str) -> object:
+    with connect_mariadb(url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        row = cursor.fetchone()
     assert row is not None
     return row[0]
 
@@ -65,11 +90,22 @@ def test_the_shared_postgres_answers(postgres_server: PostgresServer) -> None:
     assert ask_postgres(postgres_server.socket_url) == 1
 
 
+def test_the_shared_pgbouncer_answers(pgbouncer_server: PgBouncerServer) -> None:
+    assert ask_postgres(pgbouncer_server.url) == 1
+
+
+def test_the_shared_mariadb_answers(mariadb_server: MariaDbServer) -> None:
+    assert ask_mariadb(mariadb_server.url) == 1
+
+
 def test_the_shared_redis_answers(redis_server: RedisServer) -> None:
     assert ask_redis(redis_server.url) is True
 
 
-@pytest.mark.parametrize(("kind", "ask", "answer"), [(PostgresServer, ask_postgres, 1), (RedisServer, ask_redis, True)])
+@pytest.mark.parametrize(
+    ("kind", "ask", "answer"),
+    [(PostgresServer, ask_postgres, 1), (MariaDbServer, ask_mariadb, 1), (RedisServer, ask_redis, True)],
+)
 def test_a_server_is_gone_after_its_block(kind: type[Server], ask: Callable[[str], object], answer: object) -> None:
     with missing_server_policy():
         server = kind()
@@ -100,6 +136,84 @@ def test_postgres_keeps_port_and_data_through_a_crash() -> None:
             assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
 
 
+def test_mariadb_keeps_port_and_data_through_a_crash() -> None:
+    with missing_server_policy():
+        server = MariaDbServer()
+    with server:
+        url = server.url
+        with connect_mariadb(url) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+        server.kill()
+        with pytest.raises(pymysql.OperationalError):
+            ask_mariadb(url)
+        server.start()
+        assert server.url == url
+        with connect_mariadb(url) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT answer FROM kept")
+            assert cursor.fetchone() == (42,)
+
+
+def test_the_user_of_mariadb_may_make_users_with_fewer_rights(mariadb_server: MariaDbServer) -> None:
+    with connect_mariadb(mariadb_server.url) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE USER guest@localhost, guest@127.0.0.1")
+        cursor.execute("GRANT SELECT ON test.* TO guest@localhost, guest@127.0.0.1")
+    guest_url = mariadb_server.url.replace("holdfast", "guest")
+    assert ask_mariadb(guest_url) == 1
+    with (
+        connect_mariadb(guest_url) as connection,
+        connection.cursor() as cursor,
+        pytest.raises(pymysql.OperationalError, match="CREATE command denied"),
+    ):
+        cursor.execute("CREATE TABLE refused (id INT)")
+
+
+def test_pgbouncer_is_gone_after_its_block(postgres_server: PostgresServer) -> None:
+    with missing_server_policy():
+        server = PgBouncerServer(postgres_server)
+    with server:
+        assert ask_postgres(server.url) == 1
+        pid, port, folder = server.pid, server.port, server.folder
+    assert not alive(pid)
+    assert not listening(port)
+    assert not folder.exists()
+    assert ask_postgres(postgres_server.url) == 1
+
+
+def test_pgbouncer_starts_again_on_its_port(postgres_server: PostgresServer) -> None:
+    with missing_server_policy():
+        server = PgBouncerServer(postgres_server)
+    with server:
+        url = server.url
+        server.kill()
+        with pytest.raises(psycopg.OperationalError):
+            ask_postgres(url)
+        server.start()
+        assert server.url == url
+        assert ask_postgres(url) == 1
+
+
+def test_two_clients_of_pgbouncer_share_a_connection_one_transaction_after_the_other(
+    postgres_server: PostgresServer,
+) -> None:
+    with missing_server_policy():
+        server = PgBouncerServer(postgres_server, settings={"default_pool_size": "1"})
+    with server, psycopg.connect(server.url) as first, psycopg.connect(server.url) as second:
+        backends = set()
+        for client in (first, second):
+            backends.add(client.execute("SELECT pg_backend_pid()").fetchone())
+            client.commit()
+    assert len(backends) == 1
+
+
+def test_pgbouncer_without_its_port_is_not_handed_out(postgres_server: PostgresServer) -> None:
+    with missing_server_policy():
+        server = PgBouncerServer(postgres_server, startup_seconds=0.5)
+    server.port = postgres_server.port
+    with pytest.raises(ServerFailedError, match="pgbouncer"), server:
+        pytest.fail("its clients would talk to somebody else")
+    assert not server.running
+
+
 def test_redis_starts_again_on_its_port() -> None:
     with missing_server_policy():
         server = RedisServer()
@@ -114,8 +228,10 @@ def test_redis_starts_again_on_its_port() -> None:
         assert ask_redis(url) is True
 
 
-@pytest.mark.parametrize("kind", [PostgresServer, RedisServer])
-def test_a_server_that_cannot_start_says_why(kind: type[PostgresServer] | type[RedisServer]) -> None:
+@pytest.mark.parametrize("kind", [PostgresServer, MariaDbServer, RedisServer])
+def test_a_server_that_cannot_start_says_why(
+    kind: type[PostgresServer] | type[MariaDbServer] | type[RedisServer],
+) -> None:
     with missing_server_policy():
         server = kind(settings={"no_such_setting": "1"})
     with pytest.raises(ServerFailedError, match="no_such_setting"):
@@ -143,7 +259,7 @@ def test_a_server_that_never_answers_is_killed_at_the_deadline(
     assert not alive(launched[-1])
 
 
-@pytest.mark.parametrize("kind", ["PostgresServer", "RedisServer"])
+@pytest.mark.parametrize("kind", ["PostgresServer", "MariaDbServer", "RedisServer"])
 def test_a_server_ends_when_the_tests_are_killed(kind: str) -> None:
     with missing_server_policy():
         getattr(servers, kind)()

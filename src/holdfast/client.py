@@ -17,7 +17,6 @@ from holdfast.batches import Batch, PreparedJob
 from holdfast.codec import Signature
 from holdfast.config import Settings
 from holdfast.errors import (
-    ForeignConnection,
     HoldfastError,
     InvalidOption,
     JobCancelled,
@@ -119,18 +118,11 @@ class Client:
         return batch.handles()
 
     async def _insert(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
-        if hasattr(connection, "run_sync"):  # SQLAlchemy's AsyncSession and AsyncConnection
-            inserted: list[Inserted] = await connection.run_sync(lambda guest: self._insert_blocking(new, guest))
-            return inserted
         if connection is not None:
-            return self._insert_blocking(new, connection)
+            return await self._store.ainsert_on(connection, new, limits=self._limits(new))
         return await self._store.insert(new, limits=self._limits(new))
 
     def _insert_blocking(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
-        if hasattr(connection, "run_sync"):
-            raise ForeignConnection(
-                f"a {type(connection).__qualname__} belongs to an event loop: use `await aenqueue(...)` with it"
-            )
         if connection is not None:
             return self._store.insert_on(connection, new, limits=self._limits(new))
         return self._store.insert_blocking(new, limits=self._limits(new))

@@ -94,6 +94,11 @@ def check_whole(what: str, number: int, least: int, most: int) -> int:
     return number
 
 
+def is_job_id(text: object) -> bool:
+    """Whether a job could have this id: a UUID in lower case."""
+    return isinstance(text, str) and _UUID.fullmatch(text) is not None
+
+
 class Key(msgspec.Struct, frozen=True, gc=False):
     """An idempotency key: its text, the hash of what it stands for, and how long it is held."""
 
@@ -130,7 +135,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what not every engine could store."""
-        if not isinstance(self.id, str) or not _UUID.fullmatch(self.id):
+        if not is_job_id(self.id):
             raise InvalidOption(f"id {shown(self.id)} must be a UUID in lower case; ports.ids.job_id() makes one")
         if type(self.payload) is not bytes:
             raise InvalidOption(f"payload must be bytes of JSON, not a {type(self.payload).__name__}")

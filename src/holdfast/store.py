@@ -83,10 +83,14 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
         if any(job.queue != self.queue for job in jobs):
             raise InvalidOption(f"with a checkpoint, every job must be of its queue {self.queue!r}")
         if found != self.was:
-            raise CheckpointConflict(
-                f"checkpoint {self.name!r} of queue {self.queue!r} was moved by another process; "
-                f"read it again and go on from there"
-            )
+            raise self.conflict()
+
+    def conflict(self) -> CheckpointConflict:
+        """The error for a checkpoint that has another value than `was`."""
+        return CheckpointConflict(
+            f"checkpoint {self.name!r} of queue {self.queue!r} was moved by another process; "
+            f"read it again and go on from there"
+        )
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +275,18 @@ class Store(Protocol):
     ) -> list[Inserted]:
         """The same inside the caller's own transaction: the jobs exist if and only if the caller commits.
 
-        `ForeignConnection` if the connection does not belong to this store's database.
+        `ForeignConnection` if the connection does not belong to this store's database, or belongs to an event loop.
+        """
+
+    async def ainsert_on(
+        self,
+        connection: object,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+    ) -> list[Inserted]:
+        """The same for a connection that belongs to an event loop. A blocking one is taken too, and used on the loop's
+        thread. `ForeignConnection` as there. If the call is cancelled, the caller rolls back.
         """
 
     # Sessions.
@@ -319,6 +334,9 @@ class Store(Protocol):
         """The same inside the caller's own transaction, as with `insert_on`. It must see what is committed meanwhile
         (READ COMMITTED); while it is open, closing the session may have to wait for it.
         """
+
+    async def aapply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
+        """The same for a connection that belongs to an event loop, as with `ainsert_on`."""
 
     async def note(self, lease: Lease, progress: bytes) -> Applied:
         """Keep the progress of a running job: applied, or stale if the lease no longer holds."""

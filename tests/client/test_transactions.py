@@ -410,7 +410,7 @@ async def test_sqlalchemy_asyncio_on_another_file(app: Holdfast, tmp_path: Path,
 
 async def test_an_async_session_belongs_to_its_loop(async_engine: AsyncEngine, ship: Any) -> None:
     async with AsyncSession(async_engine) as session:
-        with pytest.raises(ForeignConnection, match=r"a AsyncSession belongs to an event loop: use `await aenqueue"):
+        with pytest.raises(ForeignConnection, match=r"\.AsyncSession belongs to an event loop: use `await aenqueue"):
             await asyncio.to_thread(ship.options(connection=session).enqueue, "tea")
     gc.collect()  # and no coroutine was left behind that nobody awaits
 
@@ -485,7 +485,7 @@ async def test_settle_with_an_async_session(app: Holdfast, async_engine: AsyncEn
     move = move_for(claimed, Succeeded(b'"done"'))
     async with AsyncSession(async_engine) as session:
         await session.execute(text(WRITE_ORDER))
-        assert await session.run_sync(lambda guest: app.store.apply_on(guest, [move])) == [Applied.APPLIED]
+        assert await app.store.aapply_on(session, [move]) == [Applied.APPLIED]
         await session.commit()
     assert await job.aresult(timeout=0) == "done"
     assert Seen(app, path).orders() == 1

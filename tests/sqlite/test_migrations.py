@@ -17,8 +17,9 @@ from holdfast.errors import SchemaOutdated
 from holdfast.job import Key
 from holdfast.ports import SYSTEM
 from holdfast.store import Session
+from holdfast.stores.migrations import Migration
 from holdfast.stores.sqlite import SqliteStore
-from holdfast.stores.sqlite.migrate import Migration, is_current, migrate, schema_number, shipped, statements
+from holdfast.stores.sqlite.migrate import is_current, migrate, schema_number, shipped, statements
 from holdfast.stores.sqlite.writer import Writer
 from tests.sqlite.helpers import (
     CHILDREN,

@@ -18,8 +18,8 @@ from holdfast.lifecycle import Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, DepthLimit, JobQuery, Session
+from holdfast.stores.rows import LIVE_AS_ENDED, job_from_row
 from holdfast.stores.sqlite import SqliteStore
-from holdfast.stores.sqlite.rows import LIVE_AS_ENDED, job_from_row
 from holdfast.stores.sqlite.verbs import Verbs
 from tests.sqlite.helpers import new_job, new_jobs, raw, run_sql
 

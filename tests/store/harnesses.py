@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
+
 from holdfast.job import SessionId
 from holdfast.ports import Ports
 from holdfast.store import Store
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from holdfast.testing.suite import Harness
@@ -60,3 +64,51 @@ class SqliteHarness(ManualHarness):
     async def erase_session(self, session_id: SessionId) -> None:
         with contextlib.closing(sqlite3.connect(self.path, timeout=5)) as connection, connection:
             connection.execute("DELETE FROM holdfast_sessions WHERE id = ?", (session_id,))
+
+
+class PostgresHarness(Harness):
+    """A namespace of its own on a real server with a real clock."""
+
+    step = 0.25
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url = url
+        self.namespace = namespace
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Store]:
+        async with PostgresStore(self.url, namespace=self.namespace) as store:
+            yield store
+
+    def second(self) -> contextlib.AbstractAsyncContextManager[Store]:
+        return self.open()
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def erase_session(self, session_id: SessionId) -> None:
+        self._execute(f"DELETE FROM {self.namespace}_sessions WHERE id = %s", session_id)
+
+    async def age_closed_sessions(self, seconds: float) -> None:
+        self._execute(f"UPDATE {self.namespace}_sessions SET beat_at = beat_at - %s WHERE NOT open", int(seconds * 1e6))
+
+    def _execute(self, text: str, *values: object) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(text.encode(), values)
+
+
+def empty_postgres(url: str, namespace: str) -> None:
+    """Leave nothing in the namespace but its schema, if it has one."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        tables = [
+            row[0]
+            for row in connection.execute(
+                "SELECT tablename FROM pg_tables WHERE tablename ^@ %s AND tablename !~ '_(schema|identity|pruned)$'"
+                " AND tablename !~ '_history_'",
+                (f"{namespace}_",),
+            )
+        ]
+        if tables:
+            # Deleted, not truncated: a truncated table has new files, and the server syncs each of them.
+            for table in tables:
+                connection.execute(f"DELETE FROM {table}".encode())

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.errors import InvalidOption, shown
 from holdfast.ports import Ports
@@ -15,7 +16,7 @@ from holdfast.store import Store
 
 
 def open_store(url: str, ports: Ports, *, existing: bool = False) -> Store:
-    """The store for `memory://` or `sqlite:///path`, with the options of its query. Nothing is opened yet.
+    """The store for `memory://`, `sqlite:///path` or `postgresql://…`, with the options of its query. Nothing is opened yet.
 
     `existing`: one that is not there is an error when it opens, where the engine would otherwise create it.
     """
@@ -66,4 +67,37 @@ def _sqlite(path: str, host: str, options: dict[str, str], ports: Ports, existin
     return SqliteStore(path, create=not existing, ports=ports, **_converted(options, known))
 
 
-_ENGINES: dict[str, Callable[[str, str, dict[str, str], Ports, bool], Store]] = {"memory": _memory, "sqlite": _sqlite}
+def _postgres(path: str, host: str, options: dict[str, str], ports: Ports, existing: bool) -> Store:
+    """Options that are not ours are libpq's, such as `sslmode`."""
+    with _driver("postgres", "psycopg"):
+        from holdfast.stores.postgres import PostgresStore
+
+    known: dict[str, Callable[[str], Any]] = {"namespace": str, "timeout": float, "notify": _on_or_off}
+    ours = {name: options.pop(name) for name in known if name in options}
+    url = f"postgresql://{host}/{quote(path, safe='')}?{urlencode(options)}"
+    return PostgresStore(url, create=not existing, ports=ports, **_converted(ours, known))
+
+
+def _on_or_off(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError("it is on or off")
+    return text == "on"
+
+
+@contextlib.contextmanager
+def _driver(extra: str, module: str) -> Iterator[None]:
+    """Name the extra to install, if the driver is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module:
+            raise
+        raise InvalidOption(f"the driver {module} is not installed: pip install 'holdfast[{extra}]'") from error
+
+
+_ENGINES: dict[str, Callable[[str, str, dict[str, str], Ports, bool], Store]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+}

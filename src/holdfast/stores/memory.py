@@ -217,14 +217,16 @@ class MemoryStore:
         return holder if holder and holder.expires_at > now else None
 
     def insert_on(
-        self,
-        connection: object,
-        jobs: Sequence[NewJob],
-        *,
-        limits: Mapping[str, DepthLimit] | None = None,
+        self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """Always refused: memory has no transactions to share."""
         raise ForeignConnection("the memory store has no transactions; use SQLite, PostgreSQL or MySQL for connection=")
+
+    async def ainsert_on(
+        self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> list[Inserted]:
+        """Always refused, as `insert_on`."""
+        return self.insert_on(connection, jobs, limits=limits)
 
     # Sessions.
 
@@ -386,6 +388,10 @@ class MemoryStore:
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """Always refused: memory has no transactions to share."""
         raise ForeignConnection("the memory store has no transactions; use SQLite, PostgreSQL or MySQL for connection=")
+
+    async def aapply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
+        """Always refused, as `apply_on`."""
+        return self.apply_on(connection, moves)
 
     async def note(self, lease: Lease, progress: bytes) -> Applied:
         """See `Store.note`."""

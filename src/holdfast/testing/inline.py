@@ -89,6 +89,12 @@ class InlineStore:
             f"commit, which inline() cannot see: leave inline() out, and run the jobs with drain() after the commit"
         )
 
+    async def ainsert_on(
+        self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> NoReturn:
+        """Always refused, as `insert_on`."""
+        self.insert_on(connection, jobs, limits=limits)
+
     # Running.
 
     def _next_level(self) -> _Level:

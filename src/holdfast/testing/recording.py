@@ -1,7 +1,7 @@
 """The store of an application under test: the memory engine, and a memory of everything that was enqueued.
 
-It takes any connection: a job on a caller's connection counts as enqueued at once, as if the caller had committed. A
-job that its handler settles on a connection is settled if the handler returns, and not if it raises.
+It takes any connection and leaves it alone: a job on a caller's connection counts as enqueued at once, as if the caller
+had committed. A job that its handler settles on a connection is settled if the handler returns, and not if it raises.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from holdfast.job import Job, JobId, NewJob, SessionId, State
 from holdfast.lifecycle import Applied, Move, judge
 from holdfast.ports import Ports
 from holdfast.store import CancelAnswer, DepthLimit, Inserted, InsertStatus
+from holdfast.stores.guests import require_blocking
 from holdfast.stores.memory import MemoryStore
 
 
@@ -59,6 +60,13 @@ class RecordingStore(MemoryStore):
         self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """Insert at once, as if the connection's transaction had been committed."""
+        require_blocking(connection, "aenqueue")
+        return self._insert_and_record(jobs, limits, on_connection=True)
+
+    async def ainsert_on(
+        self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> list[Inserted]:
+        """The same, with a connection of any kind."""
         return self._insert_and_record(jobs, limits, on_connection=True)
 
     def _insert_and_record(
@@ -106,6 +114,14 @@ class RecordingStore(MemoryStore):
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """Keep the moves until the handler has ended: its transaction is taken to be committed if it returns."""
+        require_blocking(connection, "asucceed_on")
+        return self._keep(moves)
+
+    async def aapply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
+        """The same, with a connection of any kind."""
+        return self._keep(moves)
+
+    def _keep(self, moves: Sequence[Move]) -> list[Applied]:
         with self._lock:
             answers = []
             for move in moves:

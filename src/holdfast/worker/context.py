@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.codec import encode_result
 from holdfast.errors import NotInJob, StaleLease
 from holdfast.job import Job, Lease
-from holdfast.lifecycle import Applied, Succeeded, settle
+from holdfast.lifecycle import Applied, Move, Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import Ports
 from holdfast.store import Store
@@ -104,18 +104,21 @@ class CurrentJob:
 
         `StaleLease` if somebody else has the job by now: roll back. Return soon after the commit.
         """
-        encoded = None if result is None else encode_result(result)
-        move = settle(self._job, Succeeded(encoded), RetryPolicy(), self._ports.random)
-        [answer] = self._store.apply_on(connection, [move])
-        if answer not in (Applied.APPLIED, Applied.ALREADY):
-            raise StaleLease(f"job {self.id} is no longer this worker's ({answer}): roll the transaction back")
+        [answer] = self._store.apply_on(connection, [self._success(result)])
+        self._require_held(answer)
 
     async def asucceed_on(self, connection: Any, result: Any = None) -> None:
-        """The same with SQLAlchemy's AsyncSession or AsyncConnection, or a plain connection in a coroutine."""
-        if hasattr(connection, "run_sync"):
-            await connection.run_sync(lambda guest: self.succeed_on(guest, result))
-        else:
-            self.succeed_on(connection, result)
+        """The same with a connection that belongs to an event loop, or with a plain one in a coroutine."""
+        [answer] = await self._store.aapply_on(connection, [self._success(result)])
+        self._require_held(answer)
+
+    def _success(self, result: Any) -> Move:
+        encoded = None if result is None else encode_result(result)
+        return settle(self._job, Succeeded(encoded), RetryPolicy(), self._ports.random)
+
+    def _require_held(self, answer: Applied) -> None:
+        if answer not in (Applied.APPLIED, Applied.ALREADY):
+            raise StaleLease(f"job {self.id} is no longer this worker's ({answer}): roll the transaction back")
 
     def __repr__(self) -> str:
         return f"<CurrentJob {self.id} {self.task} attempt {self.attempt}>"

@@ -11,8 +11,9 @@ import sqlite3
 import stat
 from pathlib import Path
 
-from holdfast.errors import SchemaOutdated, StoreUnavailable
+from holdfast.errors import StoreUnavailable
 from holdfast.store import Finding, Verdict, oldest_ready
+from holdfast.stores.migrations import outdated
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.file import file_system_of, refuse_network_file_system
 from holdfast.stores.sqlite.migrate import is_current, schema_number, shipped
@@ -94,13 +95,9 @@ def _permissions(path: Path) -> Finding:
 
 
 def _schema(connection: sqlite3.Connection, path: Path, namespace: str) -> Finding:
-    migrations = shipped()
     here = schema_number(connection, namespace)
-    if not is_current(connection, namespace, migrations):
-        raise SchemaOutdated(
-            f"{path} has schema {here} (0: none) in namespace {namespace!r}, this version brings "
-            f"{migrations[-1].number}: migrate it first"
-        )
+    if not is_current(connection, namespace, shipped()):
+        raise outdated(here, shipped(), where=str(path), namespace=namespace)
     return Finding("schema", str(here))
 
 

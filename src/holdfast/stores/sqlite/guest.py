@@ -7,17 +7,33 @@ Accepted are a `sqlite3.Connection`, and a SQLAlchemy `Session` or `Connection` 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from holdfast.errors import ForeignConnection
+from holdfast.errors import ForeignConnection, StoreUnavailable
+from holdfast.stores.guests import behind_sqlalchemy, kind_of
 from holdfast.stores.sqlite.database import Cursor
+from holdfast.stores.sqlite.writer import Busy, Writer, store_error
 
 T = TypeVar("T")
+
+
+def write_on(connection: object, path: Path, opened: Callable[[], Writer], verb: Callable[[GuestConnection], T]) -> T:
+    """Run the verb in the caller's transaction. `opened` gives the store's own writer: the tables are there then."""
+    try:
+        opened().check_file()
+    except Busy as error:
+        raise StoreUnavailable(
+            f"the tables of {path} do not exist yet, and an open transaction (yours?) keeps them from being made: open "
+            f"the store before you begin the transaction, with app.open() or `async with app`"
+        ) from error
+    try:
+        return GuestConnection(connection, path).whole_or_nothing(verb)
+    except sqlite3.Error as error:
+        raise store_error(error, path) from error
 
 
 class GuestConnection:
@@ -101,27 +117,11 @@ def _driver_connection(connection: object) -> Any:
         if connection.text_factory is not str:
             raise ForeignConnection("the connection gives text in another form than str: leave its text_factory alone")
         return connection
-    try:
-        return _behind_sqlalchemy(connection)
-    except ForeignConnection:
-        raise
-    except Exception as error:  # whatever SQLAlchemy says of a connection that is closed or in a failed transaction
-        raise ForeignConnection(f"the connection cannot be used here: {error}") from error
-
-
-def _behind_sqlalchemy(connection: object) -> Any:
-    """SQLAlchemy, without importing it: Session.connection() -> Connection; Connection.connection -> the pooled one."""
-    to_connection = getattr(connection, "connection", None)
-    bound: Any = to_connection() if inspect.ismethod(to_connection) else connection
-    if inspect.ismethod(getattr(bound, "in_transaction", None)) and not bound.in_transaction():
-        # A SQLAlchemy Connection begins with its first own statement, and would take its commit for an empty one.
-        bound.begin()
-    pooled = getattr(bound, "connection", None)
-    driver = getattr(pooled, "dbapi_connection", None)
-    if driver is None or not hasattr(driver, "cursor"):
+    driver = behind_sqlalchemy(connection)
+    if driver is None:
         raise ForeignConnection(
-            f"{type(connection).__module__}.{type(connection).__qualname__} is no kind of connection that a SQLite "
-            f"store can share: pass a sqlite3.Connection, or a SQLAlchemy Session or Connection on the store's file"
+            f"{kind_of(connection)} is no kind of connection that a SQLite store can share: pass a sqlite3.Connection, "
+            f"or a SQLAlchemy Session or Connection on the store's file"
         )
     if not isinstance(getattr(driver, "driver_connection", driver), sqlite3.Connection) and not hasattr(
         getattr(driver, "driver_connection", None), "in_transaction"

@@ -1,40 +1,21 @@
 """Brings a file to this version's schema: numbered files, applied in order, each once, under the write lock.
 
 Safe when run twice, by several processes at once, or killed half-way: every step is one transaction that also writes
-its number. The number is MAJOR * 1000 + MINOR in the name: code goes on with a schema that has a newer minor number
-and refuses one with a newer major number.
+its number. What the numbers mean: `holdfast.stores.migrations`.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from importlib.resources import files
+from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from holdfast.errors import SchemaOutdated
-
-_MINORS_PER_MAJOR = 1_000
-
-
-class Migration(msgspec.Struct, frozen=True, gc=False):
-    """One numbered file."""
-
-    number: int
-    name: str
-    text: str
+from holdfast.stores import migrations
+from holdfast.stores.migrations import Migration, missing
 
 
 def shipped() -> list[Migration]:
     """The migrations of this version, in order."""
-    folder = files("holdfast.stores.sqlite").joinpath("migrations")
-    found = [
-        Migration(int(entry.name.split("_")[0]), entry.name, entry.read_text("utf-8"))
-        for entry in folder.iterdir()
-        if entry.name.endswith(".sql")
-    ]
-    return sorted(found, key=lambda migration: migration.number)
+    return migrations.shipped("holdfast.stores.sqlite")
 
 
 def statements(text: str) -> Iterator[str]:
@@ -60,34 +41,25 @@ def schema_number(connection: sqlite3.Connection, namespace: str) -> int:
     return int(row[0] or 0)
 
 
-def is_current(connection: sqlite3.Connection, namespace: str, migrations: list[Migration]) -> bool:
+def is_current(connection: sqlite3.Connection, namespace: str, wanted: Sequence[Migration]) -> bool:
     """Whether nothing is missing. It only reads: a file that is up to date opens while somebody else writes.
 
     `SchemaOutdated` if the file was made by a newer major version.
     """
-    here = schema_number(connection, namespace)
-    newest = migrations[-1].number
-    if here // _MINORS_PER_MAJOR > newest // _MINORS_PER_MAJOR:
-        raise SchemaOutdated(
-            f"the file has schema {here}, made by a newer major version of Holdfast than this one (schema "
-            f"{newest}): upgrade this process"
-        )
-    return here >= newest
+    return not missing(schema_number(connection, namespace), wanted, where="the file")
 
 
-def migrate(connection: sqlite3.Connection, namespace: str, migrations: list[Migration]) -> None:
+def migrate(connection: sqlite3.Connection, namespace: str, wanted: Sequence[Migration]) -> None:
     """Apply what is missing. The caller holds the write transaction; it commits."""
-    if is_current(connection, namespace, migrations):
+    if not (needed := missing(schema_number(connection, namespace), wanted, where="the file")):
         return
-    here = schema_number(connection, namespace)
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {namespace}_schema (number INTEGER PRIMARY KEY, name TEXT NOT NULL)"
     )
-    for migration in migrations:
-        if migration.number > here:
-            for statement in statements(migration.text.replace("{ns}", namespace)):
-                connection.execute(statement)
-            connection.execute(
-                f"INSERT INTO {namespace}_schema (number, name) VALUES (?, ?)",  # noqa: S608
-                (migration.number, migration.name),
-            )
+    for migration in needed:
+        for statement in statements(migration.text.replace("{ns}", namespace)):
+            connection.execute(statement)
+        connection.execute(
+            f"INSERT INTO {namespace}_schema (number, name) VALUES (?, ?)",  # noqa: S608
+            (migration.number, migration.name),
+        )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from holdfast.job import ENDED, Job, JobId, SessionId, State
 from holdfast.store import JobQuery, Page, QueueCounts, SessionView
+from holdfast.stores.rows import ENDED_COLUMNS, LIVE_AS_ENDED, job_from_row
 from holdfast.stores.sqlite.database import Database
-from holdfast.stores.sqlite.rows import ENDED_COLUMNS, LIVE_AS_ENDED, job_from_row
 
 
 class Queries:

@@ -35,14 +35,15 @@ from holdfast.store import (
     Session,
     SessionView,
 )
+from holdfast.stores.guests import on_guest, require_blocking
 from holdfast.stores.sqlite.calls import on_thread
 from holdfast.stores.sqlite.examine import examine_file, examine_settings, examine_waiting
 from holdfast.stores.sqlite.file import check_options, create_private, refuse_network_file_system
-from holdfast.stores.sqlite.guest import GuestConnection
+from holdfast.stores.sqlite.guest import GuestConnection, write_on
 from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.verbs import Verbs
-from holdfast.stores.sqlite.writer import Busy, Writer, store_error
+from holdfast.stores.sqlite.writer import Writer, store_error
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
@@ -248,27 +249,20 @@ class SqliteStore:
         return inserted
 
     def insert_on(
-        self,
-        connection: object,
-        jobs: Sequence[NewJob],
-        *,
-        limits: Mapping[str, DepthLimit] | None = None,
+        self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """See `Store.insert_on`."""
+        require_blocking(connection, "aenqueue")
         return self._write_on(connection, lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
 
+    async def ainsert_on(
+        self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> list[Inserted]:
+        """See `Store.ainsert_on`."""
+        return await on_guest(connection, lambda guest: self.insert_on(guest, jobs, limits=limits))
+
     def _write_on(self, connection: object, verb: Callable[[GuestConnection], T]) -> T:
-        try:
-            self._open().writer.check_file()
-        except Busy as error:
-            raise StoreUnavailable(
-                f"the tables of {self.path} do not exist yet, and an open transaction (yours?) keeps them from being "
-                f"made: open the store before you begin the transaction, with app.open() or `async with app`"
-            ) from error
-        try:
-            return GuestConnection(connection, self.path).whole_or_nothing(verb)
-        except sqlite3.Error as error:
-            raise store_error(error, self.path) from error
+        return write_on(connection, self.path, lambda: self._open().writer, verb)
 
     # Sessions.
 
@@ -309,7 +303,12 @@ class SqliteStore:
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply_on`."""
+        require_blocking(connection, "asucceed_on")
         return self._write_on(connection, lambda db: self._verbs.apply(db, moves, self._clock.now()))
+
+    async def aapply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
+        """See `Store.aapply_on`."""
+        return await on_guest(connection, lambda guest: self.apply_on(guest, moves))
 
     async def note(self, lease: Lease, progress: bytes) -> Applied:
         """See `Store.note`."""

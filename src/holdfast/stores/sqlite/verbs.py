@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import SessionClosed
-from holdfast.job import ENDED, Job, JobId, Key, Lease, NewJob, SessionId, State, due_at
+from holdfast.job import ENDED, Job, JobId, Key, Lease, NewJob, SessionId, State
 from holdfast.lanes import Lane, draw, serving_order
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, cancel, judge
 from holdfast.store import (
@@ -29,17 +29,12 @@ from holdfast.store import (
     Inserted,
     InsertStatus,
     Session,
-    held_by,
 )
+from holdfast.stores.intake import counts_needed, decide, keys_of
+from holdfast.stores.rows import IDENTITY, LIVE_AS_ENDED, job_from_row, new_row, reason_of, state_of
+from holdfast.stores.runs import runs_of_distinct_jobs
 from holdfast.stores.sqlite.database import Database, marks
 from holdfast.stores.sqlite.queries import Queries
-from holdfast.stores.sqlite.rows import (
-    IDENTITY,
-    LIVE_AS_ENDED,
-    job_from_row,
-    reason_of,
-    state_of,
-)
 
 
 class Verbs:
@@ -120,7 +115,7 @@ class Verbs:
 
     def insert_plain(self, job: NewJob, now: int) -> tuple[str, tuple[Any, ...]]:
         """One statement that inserts a job without key or limits, unless its id is there: for a way without detours."""
-        return self._insert_unless_there, self._new_row(job, now)
+        return self._insert_unless_there, new_row(job, now)
 
     def _insert_many(
         self,
@@ -137,69 +132,17 @@ class Verbs:
             for table in ("live", "ended")
             for row in db.execute(f"SELECT id FROM {self._ns}_{table} WHERE id IN ({marks(len(ids))})", ids).fetchall()
         }
-        depth = {
-            queue: self._ready_in(db, queue, limit)
-            for queue, limit in limits.items()
-            if any(job.queue == queue for job in jobs)
-        }
-        answers, rows, key_rows = [], [], []
-        taken: dict[tuple[str, str], tuple[JobId, str]] = {}
-        for job in jobs:
-            if job.id in known:
-                answers.append(Inserted(job.id, InsertStatus.EXISTING))
-                continue
-            key = job.key
-            if key and (holder := taken.get((job.queue, key.text)) or self._key_holder(db, job.queue, key.text, now)):
-                answers.append(held_by(*holder, key))
-                continue
-            deep = False
-            if job.queue in depth:
-                limit = limits[job.queue]
-                if depth[job.queue] >= self._max_depth(limit):
-                    answers.append(Inserted(job.id, InsertStatus.FULL))
-                    continue
-                depth[job.queue] += 1
-                deep = limit.warn_depth is not None and depth[job.queue] >= limit.warn_depth
-            if key:
-                taken[job.queue, key.text] = (job.id, key.payload_hash)
-                key_rows.append(self._key_row(job.queue, key, job.id, now))
-            known.add(job.id)
-            rows.append(self._new_row(job, now))
-            answers.append(Inserted(job.id, InsertStatus.CREATED, deep))
-        if all_or_none and any(answer.status is InsertStatus.FULL for answer in answers):
-            return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
-        db.executemany(self._hold_key, key_rows)
-        db.executemany(self._insert_fresh, rows)
-        return answers
-
-    @staticmethod
-    def _new_row(job: NewJob, now: int) -> tuple[Any, ...]:
-        key = job.key
-        return (
-            job.id,
-            job.task,
-            job.payload,
-            job.task_version,
-            job.queue,
-            job.share,
-            job.priority,
-            job.max_retries,
-            job.retention,
-            key and key.text,
-            key and key.payload_hash,
-            key and key.window,
-            job.correlation_id,
-            now,
-            due_at(job, now),
+        holders = {place: holder for place in keys_of(jobs) if (holder := self._key_holder(db, *place, now))}
+        depths = {queue: self._ready_in(db, queue, enough) for queue, enough in counts_needed(jobs, limits).items()}
+        intake = decide(jobs, known=known, holders=holders, depths=depths, limits=limits, all_or_none=all_or_none)
+        db.executemany(
+            self._hold_key, [self._key_row(job.queue, job.key, job.id, now) for job in intake.jobs if job.key]
         )
+        db.executemany(self._insert_fresh, [new_row(job, now) for job in intake.jobs])
+        return intake.answers
 
-    @staticmethod
-    def _max_depth(limit: DepthLimit) -> float:
-        return float("inf") if limit.max_depth is None else limit.max_depth
-
-    def _ready_in(self, db: Database, queue: str, limit: DepthLimit) -> int:
-        """The queue's depth, counted no further than its limits ask."""
-        enough = max(limit.max_depth or 0, limit.warn_depth or 0) + 1
+    def _ready_in(self, db: Database, queue: str, enough: int) -> int:
+        """The queue's depth, counted no further than is enough."""
         row = db.execute(
             f"""SELECT count(*) FROM (
                 SELECT 1 FROM {self._ns}_live INDEXED BY {self._ns}_lanes WHERE state = 'ready' AND queue = ? LIMIT ?
@@ -312,17 +255,7 @@ class Verbs:
 
     def apply(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
         """See `Store.apply`."""
-        answers: list[Applied] = []
-        batch: dict[JobId, Move] = {}
-        for move in moves:
-            if move.job_id in batch:  # a later move of the same job must see what the earlier one did
-                answers += self._apply_distinct(db, list(batch.values()), now)
-                batch = {}
-            batch[move.job_id] = move
-            if move.then:  # and a later move may be about one of the jobs that follow
-                answers += self._apply_distinct(db, list(batch.values()), now)
-                batch = {}
-        return answers + self._apply_distinct(db, list(batch.values()), now)
+        return [answer for run in runs_of_distinct_jobs(moves) for answer in self._apply_distinct(db, run, now)]
 
     def _apply_distinct(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
         found = self._standings(db, [move.job_id for move in moves])

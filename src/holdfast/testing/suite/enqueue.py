@@ -153,8 +153,36 @@ async def test_a_foreign_connection_is_refused(rig: Rig) -> None:
     with pytest.raises(ForeignConnection):
         rig.store.insert_on(object(), [rig.new()])
     with pytest.raises(ForeignConnection):
+        await rig.store.ainsert_on(object(), [rig.new()])
+    with pytest.raises(ForeignConnection):
         rig.store.apply_on(object(), [])
+    with pytest.raises(ForeignConnection):
+        await rig.store.aapply_on(object(), [])
     assert await rig.dump() == []
+
+
+async def test_a_foreign_connection_of_an_event_loop_is_refused(rig: Rig) -> None:
+    """The same for one whose calls are awaited; a blocking verb can do nothing with it at all."""
+    connection = ForeignAsyncConnection()
+    with pytest.raises(ForeignConnection):
+        await rig.store.ainsert_on(connection, [rig.new()])
+    with pytest.raises(ForeignConnection):
+        await rig.store.aapply_on(connection, [])
+    with pytest.raises(ForeignConnection):
+        await asyncio.to_thread(rig.store.insert_on, connection, [rig.new()])
+    with pytest.raises(ForeignConnection):
+        await asyncio.to_thread(rig.store.apply_on, connection, [])
+    assert await rig.dump() == []
+
+
+class ForeignAsyncConnection:
+    """What an asynchronous driver that no store knows might hand out."""
+
+    async def execute(self, *args: object) -> None:
+        """Nobody may call this."""
+        raise AssertionError("a statement was run on a foreign connection")
+
+    cursor = commit = rollback = close = execute
 
 
 # Repeating an insert.

@@ -1,11 +1,11 @@
-"""Jobs as rows: the columns, in one order for both tables, and the way back to a `Job`."""
+"""Jobs as rows: the columns, in one order for every table of every SQL engine, and the way back to a `Job`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.job import Job, Key, Reason, State
+from holdfast.job import Job, Key, NewJob, Reason, State, due_at
 
 IDENTITY = (
     "id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window, "
@@ -100,4 +100,26 @@ def job_from_row(row: Sequence[Any]) -> Job:
         failure_history=failure_history,
         result=result,
         progress=progress,
+    )
+
+
+def new_row(new: NewJob, now: int) -> tuple[Any, ...]:
+    """What an insert at that time writes: the values of `IDENTITY`, then when the job is due."""
+    key = new.key
+    return (
+        new.id,
+        new.task,
+        new.payload,
+        new.task_version,
+        new.queue,
+        new.share,
+        new.priority,
+        new.max_retries,
+        new.retention,
+        key and key.text,
+        key and key.payload_hash,
+        key and key.window,
+        new.correlation_id,
+        now,
+        due_at(new, now),
     )

@@ -1,0 +1,177 @@
+"""How a session gets its jobs."""
+
+# The only names ever put into SQL text are the namespace, which is checked, and our own constants.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.errors import SessionClosed
+from holdfast.job import Job, SessionId
+from holdfast.lanes import Lane, draw, serving_order
+from holdfast.store import Claimed, ClaimRequest
+from holdfast.stores.mysql.sessions import Sessions
+from holdfast.stores.mysql.sql import Answer, Batch, Plan, among, literal, text_of
+from holdfast.stores.mysql.tables import LIVE, Tables, quoted, selected
+from holdfast.stores.rows import job_from_row
+
+_MOST_REMEMBERED = 64
+"""Lanes of a queue to ask for at once, because they had jobs the last time."""
+
+_Hop = tuple[str, Lane | None]
+"""From where to look for the next lane of a queue: a lane, or its beginning."""
+
+
+class _Wanted(Exception):
+    """A lane must be asked before the drawing can go on."""
+
+    def __init__(self, lane: Lane, most: int) -> None:
+        self.lane = lane
+        self.most = most
+
+
+class Claims:
+    """The verb `claim`."""
+
+    def __init__(self, tables: Tables, sessions: Sessions) -> None:
+        self._tables = tables
+        self._ns = tables.ns
+        self._sessions = sessions
+        self._remembered: dict[str, tuple[Lane, ...]] = {}
+
+    def claim(self, request: ClaimRequest) -> Plan[Claimed]:
+        """See `Store.claim`."""
+        hops = [hop for queue in request.queues for hop in self._likely_hops(queue)]
+        clock, gate, paused, *found = yield Batch(
+            [
+                self._tables.now(),
+                self._sessions.keep_open([request.session_id]),
+                f"SELECT queue FROM {self._ns}_paused",
+                *map(self._hop, hops),
+            ]
+        )
+        if not gate.rows:
+            raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
+        now = int(clock.rows[0][0])
+        closed = {row[0] for row in paused.rows}
+        heads = yield from self._lanes([queue for queue in request.queues if queue not in closed], hops, found)
+        jobs: list[Job] = []
+        for queue, lanes in heads.items():
+            if len(jobs) < request.limit:
+                due = [lane for lane, head in lanes.items() if head <= now]
+                jobs += yield from self._draw(due, request, request.limit - len(jobs), now)
+        full = len(jobs) == request.limit
+        waiting = [] if full else [lane for lanes in heads.values() for lane, head in lanes.items() if head <= now]
+        statements = self._hand_over(jobs, request.session_id, now) if jobs else []
+        answers: Sequence[Answer] = ()
+        if statements or waiting:
+            answers = yield Batch([*statements, *(self._later(lane, now) for lane in waiting)], last=True)
+        later = [head for lanes in heads.values() for head in lanes.values() if head > now]
+        later += [row[0] for answer in answers[len(statements) :] for row in answer.rows]
+        due_in = 0 if full else min((head - now for head in later), default=None)
+        return Claimed(tuple(jobs), now, due_in)
+
+    # Lanes: found by hopping from one to the next in the index.
+
+    def _likely_hops(self, queue: str) -> Iterator[_Hop]:
+        yield queue, None
+        for lane in self._remembered.get(queue, ()):
+            yield queue, lane
+
+    def _hop(self, hop: _Hop) -> str:
+        queue, lane = hop
+        head = f"SELECT priority, share, run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE queue = {literal(queue)}"
+        if lane is None:
+            return f"{head} ORDER BY priority, share, run_at LIMIT 1"
+        # Two looks: for (priority, share) > (?, ?) the server would read every job of the priority.
+        return (
+            f"({head} AND priority = {lane.priority} AND share > {literal(lane.share)} ORDER BY share, run_at LIMIT 1) "
+            f"UNION ALL ({head} AND priority > {lane.priority} ORDER BY priority, share, run_at LIMIT 1)"
+        )
+
+    def _lanes(
+        self, queues: Sequence[str], hops: Sequence[_Hop], found: Sequence[Answer]
+    ) -> Plan[dict[str, dict[Lane, int]]]:
+        """The lanes of each queue that have jobs, each with its first due time. Mostly the first looks have found all."""
+        known: dict[_Hop, tuple[Lane, int] | None] = {}
+        while True:
+            known.update((hop, self._first(hop[0], answer)) for hop, answer in zip(hops, found, strict=True))
+            lanes: dict[str, dict[Lane, int]] = {queue: {} for queue in queues}
+            hops = []
+            for queue, own in lanes.items():
+                hop: _Hop = (queue, None)
+                while (step := known.get(hop)) is not None:
+                    lane, head = step
+                    own[lane] = head
+                    hop = (queue, lane)
+                if hop not in known:
+                    hops.append(hop)
+                self._remembered[queue] = tuple(own)[:_MOST_REMEMBERED]
+            if not hops:
+                return lanes
+            found = yield Batch([*map(self._hop, hops)])
+
+    @staticmethod
+    def _first(queue: str, answer: Answer) -> tuple[Lane, int] | None:
+        lanes = [(Lane(queue, priority, text_of(share) or ""), head) for priority, share, head in answer.rows]
+        return min(lanes, default=None)
+
+    # Jobs.
+
+    def _draw(self, lanes: Sequence[Lane], request: ClaimRequest, limit: int, now: int) -> Plan[list[Job]]:
+        """What `lanes.draw` takes from these lanes. It calls, we yield: so it is run again after each answer."""
+        groups = serving_order(lanes, request.turn)
+        answered: list[list[Job]] = []
+        while True:
+            replayed = iter(answered)
+
+            def pull(lane: Lane, most: int, replayed: Iterator[list[Job]] = replayed) -> list[Job]:
+                for jobs in replayed:
+                    return jobs
+                raise _Wanted(lane, most)
+
+            try:
+                return draw(groups, limit, pull)
+            except _Wanted as wanted:
+                [answer] = yield Batch([self._pull(wanted.lane, wanted.most, request.session_id, now)])
+                answered.append([job_from_row(row) for row in answer.rows])
+
+    def _pull(self, lane: Lane, most: int, session_id: SessionId, now: int) -> str:
+        columns = selected("in_flight", **self._handed_over(session_id, now))
+        return (
+            f"SELECT {columns} FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE {_in_lane(lane)} AND run_at <= {now} "
+            f"ORDER BY run_at, id LIMIT {most} FOR UPDATE SKIP LOCKED"
+        )
+
+    @staticmethod
+    def _handed_over(session_id: SessionId, now: int) -> dict[str, str]:
+        """What a claim changes."""
+        return {
+            "reason": "'claimed'",
+            "version": "version + 1",
+            "session_id": literal(session_id),
+            "claimed_at": str(now),
+            "progress": "NULL",
+        }
+
+    def _hand_over(self, jobs: Sequence[Job], session_id: SessionId, now: int) -> list[str]:
+        changed = self._handed_over(session_id, now)
+        ids = [job.id for job in jobs]
+        return [
+            f"INSERT INTO {self._ns}_in_flight ({quoted(LIVE)}) "
+            f"SELECT {', '.join(changed.get(column, f'`{column}`') for column in LIVE)} "
+            f"FROM {self._tables.by_id('ready')} WHERE id IN {among(sorted(ids))}",
+            self._tables.drop("ready", ids),
+        ]
+
+    def _later(self, lane: Lane, now: int) -> str:
+        """The next due time in a lane out of which everything due was taken, by us or by somebody else."""
+        return (
+            f"SELECT run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE {_in_lane(lane)} AND run_at > {now} "
+            f"ORDER BY run_at LIMIT 1"
+        )
+
+
+def _in_lane(lane: Lane) -> str:
+    return f"queue = {literal(lane.queue)} AND priority = {lane.priority} AND share = {literal(lane.share)}"

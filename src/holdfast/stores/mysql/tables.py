@@ -1,0 +1,143 @@
+"""The columns of the tables, and how a job goes from one table to another."""
+
+# The only names ever put into SQL text are the namespace, which is checked, and our own constants.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from holdfast.job import JobId
+from holdfast.lifecycle import Move
+from holdfast.stores.mysql.sql import among, cut, row
+from holdfast.stores.rows import IDENTITY
+
+CLOCK = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+"""The server's clock in microseconds. It depends neither on the session's time zone nor on a 32-bit time."""
+
+_BINARY_TEXT = frozenset({"share", "key", "key_hash", "correlation_id"})
+"""Text that may be anything. It is kept as bytes: every other collation ignores something, if only trailing spaces."""
+
+_IDENTITY = tuple(IDENTITY.split(", "))
+_LIFE = ("run_at", "version", "session_id", "attempt", "failures", "crashes", "snoozes", "suspect", "cancel_asked")
+_REST = ("claimed_at", "failure_history", "progress")
+
+
+def quoted(columns: Sequence[str], alias: str = "") -> str:
+    """A list of columns; `key` is a word of SQL."""
+    prefix = f"{alias}." if alias else ""
+    return ", ".join(f"{prefix}`{column}`" for column in columns)
+
+
+LIVE = (*_IDENTITY, "reason", *_LIFE, *_REST)
+"""The columns of a ready job and of one in flight, which are the same."""
+ENDED = (*LIVE, "state", "ended_at", "expires_at", "result")
+
+INSERTED = quoted((*_IDENTITY, "run_at"))
+"""What `rows.new_row` has, in its order."""
+
+
+def selected(table: str, **changed: str) -> str:
+    """What a SELECT names so that `rows.job_from_row` understands the row; `changed` columns as something else."""
+    state = "state" if table == "ended" else f"'{table}'"
+    columns = [changed.get(name, _readable(name)) for name in (*_IDENTITY, "state", "reason", *_LIFE, *_REST)]
+    columns[len(_IDENTITY)] = state
+    return ", ".join([*columns, *(("ended_at", "result") if table == "ended" else ("NULL", "NULL"))])
+
+
+def _readable(column: str) -> str:
+    if column in _BINARY_TEXT:
+        return f"CONVERT(`{column}` USING utf8mb4)"
+    return f"COALESCE({column}, x'')" if column == "failure_history" else f"`{column}`"
+
+
+# Between tables.
+
+_MOVE_COLUMNS = """'$[*]' COLUMNS (
+    id CHAR(36) CHARACTER SET ascii COLLATE ascii_bin PATH '$[0]',
+    state VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin PATH '$[1]',
+    reason VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin PATH '$[2]',
+    raised INT PATH '$[3]', delay BIGINT PATH '$[4]',
+    attempt INT PATH '$[5]', failures INT PATH '$[6]', crashes INT PATH '$[7]', snoozes INT PATH '$[8]',
+    suspect INT PATH '$[9]', failure_history LONGTEXT CHARACTER SET ascii PATH '$[10]',
+    result LONGTEXT CHARACTER SET ascii PATH '$[11]')"""
+_CHANGED = {
+    "reason": "m.reason",
+    "version": "s.version + m.raised",
+    "attempt": "m.attempt",
+    "failures": "m.failures",
+    "crashes": "m.crashes",
+    "snoozes": "m.snoozes",
+    "suspect": "m.suspect",
+    "failure_history": "UNHEX(m.failure_history)",
+}
+_TO_ENDED = {
+    **_CHANGED,
+    "state": "m.state",
+    "ended_at": "{now}",
+    "expires_at": "IF(m.state = 'failed', NULL, {now} + s.retention)",
+    "result": "UNHEX(m.result)",
+}
+_TO_READY = {**_CHANGED, "run_at": "IF(m.delay IS NULL, s.run_at, {now} + m.delay)", "cancel_asked": "0"}
+
+
+def _server_clock() -> str:
+    return CLOCK
+
+
+class Tables(msgspec.Struct, frozen=True):
+    """The statements for one namespace that more than one verb needs. Only tests give another clock."""
+
+    ns: str
+    clock: Callable[[], str] = _server_clock
+
+    def now(self) -> str:
+        """The statement that asks for the time."""
+        return f"SELECT {self.clock()}"
+
+    def anywhere(self, ids: Sequence[JobId], *tables: str) -> str:
+        """The statement that finds which of these jobs are in these tables, at one moment."""
+        wanted = among(sorted(ids))
+        return " UNION ALL ".join(f"SELECT id FROM {self.by_id(table)} WHERE id IN {wanted}" for table in tables)
+
+    def by_id(self, table: str, alias: str = "") -> str:
+        """The table, to be read by job ids. The index is named: old statistics must not lead to a walk through it."""
+        return f"{self.ns}_{table} {alias} FORCE INDEX ({'by_id' if table == 'ready' else 'PRIMARY'})"
+
+    def drop(self, table: str, ids: Sequence[JobId]) -> str:
+        """The statement that takes jobs out of a table."""
+        return f"DELETE j FROM {self.by_id(table, 'j')} WHERE j.id IN {among(sorted(ids))}"
+
+    def transfer(self, source: str, target: str, moves: Sequence[Move], now: int) -> Iterator[str]:
+        """The statements that carry out moves of jobs from one table to another, each at most so long."""
+        changes = _TO_ENDED if target == "ended" else _TO_READY
+        columns = ENDED if target == "ended" else LIVE
+        values = ", ".join(changes.get(column, f"s.`{column}`").format(now=now) for column in columns)
+        for documents in cut(_move_document(move) for move in sorted(moves, key=lambda move: move.job_id)):
+            yield (
+                f"INSERT INTO {self.ns}_{target} ({quoted(columns)}) SELECT STRAIGHT_JOIN {values} "
+                f"FROM JSON_TABLE('[{','.join(documents)}]', {_MOVE_COLUMNS}) AS m "
+                f"JOIN {self.by_id(source, 's')} ON s.id = m.id"
+            )
+        yield self.drop(source, [move.job_id for move in moves])
+
+    def count(self, changes: Mapping[tuple[str, str], int]) -> list[str]:
+        """The statements that count ended jobs by queue and state.
+
+        Rows are only ever added: settlers never wait for each other. `prune` sums them up.
+        """
+        rows = [row((queue, str(state), change)) for (queue, state), change in sorted(changes.items()) if change]
+        return [f"INSERT INTO {self.ns}_totals (queue, state, jobs) VALUES {','.join(rows)}"] if rows else []
+
+
+def _move_document(move: Move) -> str:
+    # JSON whose every text is a name or hexadecimal: it needs no escape, neither as JSON nor as SQL.
+    delay = "null" if move.delay is None else str(move.delay)
+    result = "null" if move.result is None else f'"{move.result.hex()}"'
+    return (
+        f'["{move.job_id}","{move.to.value}","{move.reason.value}",{int(move.raise_version)},{delay},{move.attempt},'
+        f"{move.failures},{move.crashes},{move.snoozes},{int(move.suspect)},"
+        f'"{move.failure_history.hex()}",{result}]'
+    )

@@ -1,0 +1,306 @@
+"""Connections to the server: a few for each event loop, a few for blocking calls, none shared over a fork.
+
+Every connection is in autocommit mode and keeps nothing between two statements (no prepared statements, no settings), so
+a pooler in transaction mode may stand in between. Every call has a deadline. A connection on which a call failed to end is
+thrown away; one that the server has closed meanwhile is noticed before it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg import errors as sqlstates
+from psycopg.abc import PQGen
+from psycopg.rows import TupleRow
+
+from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from holdfast.ports import Ports
+from holdfast.stores.postgres.verbs import Query, Verb
+
+T = TypeVar("T")
+RV = TypeVar("RV")
+
+_MOST_PER_LOOP = 4
+_MOST_BLOCKING = 16
+_FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.25
+IN_THE_WAY = (sqlstates.SerializationFailure, sqlstates.DeadlockDetected, sqlstates.LockNotAvailable)
+"""Another transaction got in the way, and nothing was written: try the statement again."""
+
+AsyncConnection = psycopg.AsyncConnection[TupleRow]
+
+
+class _Blocking(psycopg.Connection[TupleRow]):
+    """A blocking connection that waits for no answer longer than `patience`."""
+
+    patience: float | None = None
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        return super().wait(gen, interval, self.patience if timeout is None else timeout)
+
+
+class Server:
+    """Where the server is and how to talk to it."""
+
+    def __init__(self, conninfo: dict[str, Any], *, shown: str, timeout: float, ports: Ports) -> None:
+        self.shown = shown
+        self.timeout = timeout
+        self.ports = ports
+        seconds = max(2, round(timeout))
+        self._options = {
+            "connect_timeout": seconds,
+            "keepalives_idle": seconds,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 1000 * seconds,
+            "application_name": "holdfast",
+            **conninfo,
+        }
+
+    async def connect(self) -> AsyncConnection:
+        """A new connection for the running event loop."""
+        try:
+            return await psycopg.AsyncConnection.connect(autocommit=True, prepare_threshold=None, **self._options)
+        except psycopg.Error as error:
+            raise self._unreachable(error) from error
+
+    def connect_blocking(self) -> _Blocking:
+        """A new blocking connection."""
+        try:
+            connection = _Blocking.connect(autocommit=True, prepare_threshold=None, **self._options)
+        except psycopg.Error as error:
+            raise self._unreachable(error) from error
+        return connection
+
+    def _unreachable(self, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f"cannot connect to {self.shown}: {str(error).strip()}")
+
+    def failure(self, error: Exception, query: Query) -> StoreError:
+        """The error of our tree for a statement that did not end well."""
+        what = f"PostgreSQL says {str(error).strip() or type(error).__name__} for {self.shown}"
+        state = getattr(error, "sqlstate", None) or ""
+        if isinstance(error, sqlstates.InsufficientPrivilege):
+            return StoreUnavailable(f"{what}: grant the role what docs/reference/postgresql.md lists. Nothing was written")
+        if isinstance(error, (sqlstates.UndefinedTable, sqlstates.UndefinedFunction)):
+            return StoreUnavailable(f"{what}: are the tables there, and on the search_path? `holdfast migrate` makes them")
+        lost = not state or state.startswith(("08", "57P")) or isinstance(error, TimeoutError)
+        if lost and query.writes:
+            return OutcomeUnknown(f"{what}: the connection was lost, so the write may or may not have happened")
+        return StoreUnavailable(f"{what}. Nothing was written")
+
+
+def _is_alive(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether an idle connection can be used: not closed, and the server has sent nothing, such as its farewell."""
+    if connection.closed:
+        return False
+    with contextlib.suppress(ValueError, OSError, psycopg.Error):
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN | select.POLLERR | select.POLLHUP)
+        return not poll.poll(0)
+    return False
+
+
+class _Pauses:
+    """The waits between the tries of a statement that others got in the way of."""
+
+    def __init__(self, ports: Ports, deadline: float) -> None:
+        self._ports = ports
+        self._deadline = deadline
+        self._next = _FIRST_PAUSE
+
+    def next(self) -> float | None:
+        """Seconds to wait before the next try, or None if there is no time for another."""
+        pause = self._next * (0.5 + self._ports.random.fraction())
+        self._next = min(2 * self._next, _LONGEST_PAUSE)
+        return pause if self._ports.clock.monotonic() + pause < self._deadline else None
+
+
+# Asynchronous calls.
+
+
+class _OfLoop:
+    """The connections of one event loop."""
+
+    def __init__(self) -> None:
+        self.idle: list[AsyncConnection] = []
+        self.slots = asyncio.Semaphore(_MOST_PER_LOOP)
+
+    def __del__(self) -> None:
+        for connection in self.idle:  # their loop is gone
+            connection.pgconn.finish()
+
+
+class Connections:
+    """All connections of a store. `run` and `run_blocking` carry out a verb."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._lock = threading.Lock()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
+        self._idle_blocking: list[_Blocking] = []
+        self._slots = threading.BoundedSemaphore(_MOST_BLOCKING)
+
+    async def run(self, verb: Verb[T]) -> T:
+        """Carry out the verb. Every statement has the store's deadline."""
+        return await drive_async(verb, self._execute)
+
+    async def _execute(self, query: Query) -> list[tuple[Any, ...]]:
+        clock = self.server.ports.clock
+        pauses = _Pauses(self.server.ports, clock.monotonic() + self.server.timeout)
+        while True:
+            try:
+                return await self._try(query)
+            except IN_THE_WAY as error:
+                pause = pauses.next()
+                if pause is None:
+                    raise self.server.failure(error, query) from error
+            except psycopg.Error as error:
+                if getattr(error, "sqlstate", "") and str(error.sqlstate).startswith("HF"):
+                    raise  # raised by our own functions, for the store to understand
+                raise self.server.failure(error, query) from error
+            await clock.sleep(pause)
+
+    async def _try(self, query: Query) -> list[tuple[Any, ...]]:
+        mine = self._of_loop()
+        sent = False
+        connection: AsyncConnection | None = None
+        try:
+            async with asyncio.timeout(self.server.timeout):
+                async with mine.slots:
+                    while mine.idle and connection is None:
+                        connection = mine.idle.pop()
+                        if not _is_alive(connection):
+                            await connection.close()
+                            connection = None
+                    if connection is None:
+                        connection = await self.server.connect()
+                    sent = True
+                    try:
+                        cursor = await connection.execute(query.text, query.values, binary=True)
+                        rows = await cursor.fetchall() if cursor.description else []
+                    except psycopg.Error:
+                        if not connection.broken and not connection.closed:
+                            mine.idle.append(connection)  # the statement failed, the connection did not
+                            connection = None
+                        raise
+                    mine.idle.append(connection)
+                    connection = None
+                    return rows
+        except TimeoutError as error:
+            if sent:
+                raise self.server.failure(TimeoutError("no answer within the deadline"), query) from error
+            raise StoreUnavailable(
+                f"no connection to {self.server.shown} within {self.server.timeout:g} s; nothing was sent"
+            ) from error
+        finally:
+            if connection is not None:  # cancelled, late or broken: nobody knows what the server still does with it
+                connection.pgconn.finish()
+
+    def _of_loop(self) -> _OfLoop:
+        loop = asyncio.get_running_loop()
+        mine = self._loops.get(loop)
+        if mine is None:
+            with self._lock:
+                mine = self._loops.setdefault(loop, _OfLoop())
+        return mine
+
+    # Blocking calls.
+
+    def run_blocking(self, verb: Verb[T]) -> T:
+        """The same on the calling thread."""
+        return drive(verb, self._execute_blocking)
+
+    def _execute_blocking(self, query: Query) -> list[tuple[Any, ...]]:
+        clock = self.server.ports.clock
+        pauses = _Pauses(self.server.ports, clock.monotonic() + self.server.timeout)
+        while True:
+            try:
+                return self._try_blocking(query)
+            except IN_THE_WAY as error:
+                pause = pauses.next()
+                if pause is None:
+                    raise self.server.failure(error, query) from error
+            except psycopg.Error as error:
+                raise self.server.failure(error, query) from error
+            clock.pause(pause)
+
+    def _try_blocking(self, query: Query) -> list[tuple[Any, ...]]:
+        if not self._slots.acquire(timeout=self.server.timeout):
+            raise StoreUnavailable(f"all {_MOST_BLOCKING} blocking connections to {self.server.shown} are in use")
+        connection: _Blocking | None = None
+        try:
+            while connection is None:
+                with self._lock:
+                    connection = self._idle_blocking.pop() if self._idle_blocking else None
+                if connection is None:
+                    connection = self.server.connect_blocking()
+                    connection.patience = self.server.timeout
+                elif not _is_alive(connection):
+                    connection.close()
+                    connection = None
+            try:
+                cursor = connection.execute(query.text, query.values, binary=True)
+                rows = cursor.fetchall() if cursor.description else []
+            except psycopg.Error as error:
+                if not connection.broken and not isinstance(error, sqlstates._WaitTimeout):
+                    self._put_back(connection)
+                    connection = None
+                raise
+            self._put_back(connection)
+            connection = None
+            return rows
+        finally:
+            self._slots.release()
+            if connection is not None:
+                connection.pgconn.finish()
+
+    def _put_back(self, connection: _Blocking) -> None:
+        with self._lock:
+            self._idle_blocking.append(connection)
+
+    # The end.
+
+    def close(self) -> None:
+        """Close every connection that is idle; those in use close when their call ends badly, or with the process."""
+        with self._lock:
+            idle: list[Any] = [*self._idle_blocking]
+            self._idle_blocking.clear()
+            for mine in self._loops.values():
+                idle += mine.idle
+                mine.idle.clear()
+        for connection in idle:
+            connection.pgconn.finish()
+
+
+def drive(verb: Verb[T], execute: Callable[[Query], list[tuple[Any, ...]]]) -> T:
+    """Carry out a verb with a function that executes one statement."""
+    try:
+        query = next(verb)
+        while True:
+            query = verb.send(execute(query))
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+    finally:
+        verb.close()
+
+
+async def drive_async(verb: Verb[T], execute: Callable[[Query], Awaitable[list[tuple[Any, ...]]]]) -> T:
+    """The same with a coroutine function."""
+    try:
+        query = next(verb)
+        while True:
+            query = verb.send(await execute(query))
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+    finally:
+        verb.close()
+

@@ -1,0 +1,92 @@
+"""Wake-ups from other processes: one connection per waiting worker that listens to the namespace's channel.
+
+Whoever enqueues says so, with the name of the queue: in the same transaction, and at most once in a few milliseconds per
+process and queue, never once per row. Through a pooler in transaction mode nothing would ever be heard: a sound of our own,
+made at the start, shows it, and the listener gives up. Polling finds everything a little later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection
+
+import psycopg
+
+from holdfast.errors import StoreError
+from holdfast.ports import Ports
+from holdfast.stores.postgres.connections import AsyncConnection, Server
+from holdfast.stores.wakeups import WakeupHub
+
+_QUIET = 0.005
+"""Seconds in which a queue is told of once."""
+_SOUND_HEARD_WITHIN = 3.0
+_FIRST_RETRY, _LAST_RETRY = 0.25, 10.0
+_OWN_SOUND = "\x01"
+"""In no queue's name."""
+
+
+class Announcer:
+    """Says which queues are worth a wake-up: each at most once in a few milliseconds. Used from any thread.
+
+    Who is woken looks more than once, so what follows within that time is found, too.
+    """
+
+    def __init__(self, ports: Ports, *, on: bool) -> None:
+        self._clock = ports.clock
+        self._on = on
+        self._told: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def queues(self, queues: Collection[str]) -> list[str]:
+        """Those of the queues that are to be told of now."""
+        if not self._on or not queues:
+            return []
+        now = self._clock.monotonic()
+        with self._lock:
+            tell = [queue for queue in sorted(queues) if now - self._told.get(queue, -1.0) >= _QUIET]
+            self._told.update(dict.fromkeys(tell, now))
+        return tell
+
+
+class Listener:
+    """Turns notifications into wake-ups of the hub, until cancelled."""
+
+    def __init__(self, server: Server, namespace: str, hub: WakeupHub) -> None:
+        self._server = server
+        self._channel = namespace
+        self._hub = hub
+
+    async def run(self) -> None:
+        """Listen; connect again when the connection is lost. Returns if nothing can ever be heard."""
+        ports = self._server.ports
+        retry = _FIRST_RETRY
+        while True:
+            try:
+                connection = await self._server.connect()
+                try:
+                    if not await self._hears_itself(connection):
+                        return
+                    retry = _FIRST_RETRY
+                    self._hub.notify()  # what came while nobody listened
+                    async for notice in connection.notifies():
+                        self._hub.notify({notice.payload})
+                finally:
+                    connection.pgconn.finish()
+            except (psycopg.Error, StoreError, OSError):
+                await ports.clock.sleep(retry * (0.5 + ports.random.fraction()))
+                retry = min(2 * retry, _LAST_RETRY)
+
+    async def _hears_itself(self, connection: AsyncConnection) -> bool:
+        sound = _OWN_SOUND + self._server.ports.ids.session_id()
+        await connection.execute(f'LISTEN "{self._channel}"'.encode())
+        await connection.execute("SELECT pg_notify(%s::text, %s::text)", (self._channel, sound))
+        try:
+            async with asyncio.timeout(_SOUND_HEARD_WITHIN):
+                async for notice in connection.notifies():
+                    if notice.payload == sound:
+                        return True
+                    self._hub.notify({notice.payload})
+        except TimeoutError:
+            pass
+        return False

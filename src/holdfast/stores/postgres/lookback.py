@@ -1,0 +1,162 @@
+"""Where a claim begins to look in each lane.
+
+PostgreSQL leaves the index entries of claimed rows behind until no transaction can see them any more. While another
+transaction holds an old snapshot, they pile up at the head of every lane, and a claim that begins there reads them all.
+So a busy claimer begins where its last claim of the lane ended, and looks back from time to time: a little often, at
+everything seldom, each depth at most for a few hundredths of the time. While nothing piles up, looking back costs
+nothing and happens with nearly every claim. What can lie behind: jobs whose transaction committed late, and jobs that
+another process gave back to their old place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.job import Job
+from holdfast.lanes import Lane, serving_order
+from holdfast.ports import MICROSECONDS, Clock
+from holdfast.store import ClaimRequest
+
+_DEPTHS = (0, 2 * MICROSECONDS, 20 * MICROSECONDS, None)
+"""How far back a claim looks, from not at all to everything (None)."""
+
+_EVERYTHING = len(_DEPTHS) - 1
+_SHARE_OF_TIME = 25
+"""A look back is repeated no sooner than this many times as long as it took."""
+_CHEAP = 0.02
+"""A look at everything that took no more seconds than this is repeated whenever a claim found too little."""
+_LEAST_INTERVAL = 0.25
+_LANES_CHECKED_EVERY = 5.0
+_LOWEST, _HIGHEST = -1_000, 1_000
+"""Beyond every priority."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to ask for: see the function `claim`. `depth`: an index of `_DEPTHS`."""
+
+    lanes: list[dict[str, Any]]
+    gaps: list[dict[str, Any]]
+    passes: list[dict[str, Any]]
+    depth: int
+    begun: float
+
+
+class LookBack:
+    """The lanes known, where the last claim of each ended, and when each depth was looked at. Claims of several threads may
+    share it: what one writes over another costs a look, no job.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lanes: dict[str, list[Lane]] = {}
+        self._learned: dict[str, float] = {}
+        self._due: dict[Lane, bool] = {}
+        self._reached: dict[Lane, int] = {}
+        self._looked = [0.0] * len(_DEPTHS)
+        self._took = [0.0] * len(_DEPTHS)
+        self._hungry = True
+        """Whether the last claim got less than it asked for."""
+
+    def learn(self, queues: Iterable[str], lanes: Iterable[Sequence[Any]]) -> None:
+        """These are all the lanes of the queues."""
+        found = [Lane(*lane) for lane in lanes]
+        now = self._clock.monotonic()
+        for queue in queues:
+            self._lanes[queue] = sorted(lane for lane in found if lane.queue == queue)
+            self._learned[queue] = now
+        kept = {*found, *(lane for lane in self._due if lane.queue not in queues)}
+        self._due = {lane: self._due.get(lane, True) for lane in kept}
+        self._reached = {lane: at for lane, at in self._reached.items() if lane in kept}
+
+    def forget_place(self, queues: Iterable[str]) -> None:
+        """Jobs have come back to their old place in these queues."""
+        for lane in list(self._reached):
+            if lane.queue in queues:
+                self._reached.pop(lane, None)
+
+    def believe(self, plan: Plan, due: str | None) -> None:
+        """In these of the plan's lanes something is due, by their places from 1."""
+        places = set(msgspec.json.decode(due)) if due else set()
+        for place, lane in enumerate(plan.lanes, 1):
+            self._due[Lane(lane["queue"], lane["priority"], lane["share"])] = place in places
+
+    def plan(self, request: ClaimRequest, most: int, *, exactly: bool) -> Plan:
+        """What to ask for now. `exactly`: only lanes with due jobs take part, or nothing is claimed."""
+        now = self._clock.monotonic()
+        depth = self._depth(now)
+        plan = Plan([], [], [], depth, now)
+        for queue in request.queues:
+            if now - self._learned.get(queue, now) > max(_LANES_CHECKED_EVERY, _SHARE_OF_TIME * self._took[_EVERYTHING]):
+                self._learned.pop(queue, None)  # lanes that are empty for good must not be asked for ever
+                self._lanes.pop(queue, None)
+            lanes = self._lanes.get(queue, [])
+            plan.gaps.extend(_gaps(queue, lanes))
+            due = []
+            for lane in lanes:
+                believed = self._due.get(lane, True) if exactly and len(lanes) > 1 else None
+                plan.lanes.append(_named(lane, since=self._since(lane, depth), due=believed))
+                if believed is not False:
+                    due.append(lane)
+            for group in serving_order(due, request.turn):
+                part = -(-most // len(group))
+                for skip, at_most in ((0, part), (part, most - part)):
+                    if at_most:
+                        plan.passes.extend(
+                            _named(lane, skip=skip, most=at_most, since=self._since(lane, depth)) for lane in group
+                        )
+        return plan
+
+    def _depth(self, now: float) -> int:
+        if self._hungry and self._took[_EVERYTHING] <= _CHEAP:
+            return _EVERYTHING
+        for depth in range(_EVERYTHING, 0, -1):
+            if now - self._looked[depth] >= max(_LEAST_INTERVAL, _SHARE_OF_TIME * self._took[depth]):
+                return depth
+        return 0
+
+    def _since(self, lane: Lane, depth: int) -> int:
+        reached, back = self._reached.get(lane), _DEPTHS[depth]
+        return 0 if reached is None or back is None else max(0, reached - back)
+
+    def again(self, plan: Plan, jobs: Sequence[Job], limit: int) -> bool:
+        """Take note of what a claim brought. Whether to ask once more, because it looked back too little."""
+        now = self._clock.monotonic()
+        if plan.depth:
+            # A deep look is a look at what is less deep, too.
+            for depth in range(1, plan.depth + 1):
+                self._looked[depth] = now
+            self._took[plan.depth] = now - plan.begun
+        for job in jobs:
+            lane = Lane(job.queue, job.priority, job.share)
+            self._reached[lane] = max(job.run_at, self._reached.get(lane, 0))
+        self._hungry = len(jobs) < limit
+        return self._hungry and plan.depth < _EVERYTHING and self._took[_EVERYTHING] <= _CHEAP
+
+    def due_in(self, plan: Plan, due_in: int | None) -> int | None:
+        """When to ask again after a claim that got too little: soon, if it may have missed what lies behind."""
+        if plan.depth == _EVERYTHING:
+            return due_in
+        soon = int(_LEAST_INTERVAL * MICROSECONDS)
+        return soon if due_in is None else min(due_in, soon)
+
+
+def _named(lane: Lane, **more: object) -> dict[str, Any]:
+    return {"queue": lane.queue, "priority": lane.priority, "share": lane.share, **more}
+
+
+def _gaps(queue: str, lanes: Sequence[Lane]) -> list[dict[str, Any]]:
+    """The spaces before, between and after these lanes: a job there is in a lane that is not known."""
+    edges = [(_LOWEST, ""), *((lane.priority, lane.share) for lane in lanes), (_HIGHEST, "")]
+    return [
+        {
+            "queue": queue,
+            "after_priority": after[0],
+            "after_share": after[1],
+            "before_priority": before[0],
+            "before_share": before[1],
+        }
+        for after, before in zip(edges, edges[1:], strict=False)
+    ]

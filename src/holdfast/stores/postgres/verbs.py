@@ -1,0 +1,388 @@
+"""What each verb asks the server, and what its answer means. No I/O here.
+
+A verb is a generator: it yields a `Query`, receives the rows, and returns the answer. So one text serves a blocking
+connection, an asynchronous one, and the caller's own. Nearly every verb is one query: the functions in `migrations/`
+do the rest. A query that fails because another transaction got in its way is repeated as a whole (`connections.py`).
+"""
+
+# The only names ever put into SQL text are the namespace, which is checked, and our own constants.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.errors import SessionClosed
+from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State, is_job_id
+from holdfast.lifecycle import Applied, Move, Standing, judge
+from holdfast.store import (
+    Beat,
+    CancelAnswer,
+    Checkpoint,
+    Claimed,
+    ClaimRequest,
+    DepthLimit,
+    Inserted,
+    InsertStatus,
+    JobQuery,
+    Page,
+    QueueCounts,
+    Session,
+    SessionView,
+    held_by,
+)
+from holdfast.stores.postgres.lookback import LookBack
+from holdfast.stores.rows import ENDED_COLUMNS, job_from_row, reason_of, state_of
+from holdfast.stores.runs import runs_of_distinct_jobs
+
+T = TypeVar("T")
+
+CHECKPOINT_MOVED = "HF001"
+QUEUE_IS_FULL = "HF002"
+"""What `_insert_checked` raises, as SQLSTATE."""
+
+_MOST_REFUSALS_REPEATED = 3
+_MOST_REPLANNED = 3
+_CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
+"""What `_claim` says when it has claimed nothing because of it."""
+_NO_ID = "00000000-0000-0000-0000-000000000000"
+
+
+class Query(msgspec.Struct, frozen=True, gc=False):
+    """One statement, complete with its values. `writes`: whether it may have had an effect if its reply is lost.
+
+    The values stand as %s in the text, each with its type (`%s::json`): no driver has to guess it.
+    """
+
+    text: str
+    values: tuple[Any, ...] = ()
+    writes: bool = True
+
+
+Verb = Generator[Query, list[tuple[Any, ...]], T]
+
+_COLUMNS = ENDED_COLUMNS.replace("id,", "id::text,", 1)
+
+
+class Verbs:
+    """The statements for one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = ns = namespace
+        self._insert = f"SELECT {ns}_insert(%s::json, %s::text[])::text[]"
+        self._insert_checked = f"SELECT * FROM {ns}_insert_checked(%s::json, %s::json, %s::json, %s::text[])"
+        self._claim = f"SELECT * FROM {ns}_claim(%s::text, %s::json, %s::json, %s::json, %s::int)"
+        self._settle = f"SELECT * FROM {ns}_settle(%s::json, %s::text[], %s::bool, %s::text[])"
+        self._beat = f"SELECT * FROM {ns}_beat(%s::text, %s::bigint)"
+        self._get = f"SELECT {_COLUMNS} FROM {ns}_get(%s::uuid)"
+
+    # New jobs.
+
+    def insert(
+        self,
+        jobs: Sequence[NewJob],
+        limits: Mapping[str, DepthLimit] | None,
+        tell: Sequence[str],
+        checkpoint: Checkpoint | None = None,
+    ) -> Verb[list[Inserted]]:
+        """See `Store.insert`. The errors of a checkpoint come as SQLSTATE. `tell`: the queues to wake."""
+        if not jobs and checkpoint is None:
+            return []
+        if checkpoint is None and not limits and all(job.key is None for job in jobs):
+            [(made,)] = yield Query(self._insert, (_json(jobs), list(tell)))
+            if made is None:
+                return [Inserted(job.id, InsertStatus.CREATED) for job in jobs]
+            left = set(made)
+            answers = []
+            for job in jobs:
+                answers.append(Inserted(job.id, InsertStatus.CREATED if job.id in left else InsertStatus.EXISTING))
+                left.discard(job.id)  # named twice, it was there before the second time
+            return answers
+        mark = None if checkpoint is None else _json(checkpoint)
+        rows = yield Query(self._insert_checked, (_json(jobs), _json(limits or {}), mark, list(tell)))
+        return [_inserted(job, row) for job, row in zip(jobs, rows, strict=True)]
+
+    # Sessions.
+
+    def open_session(self, session: Session) -> Verb[None]:
+        """See `Store.open_session`."""
+        ns = self.namespace
+        yield Query(
+            f"""INSERT INTO {ns}_sessions (id, opened_at, beat_at, host, pid, queues)
+                VALUES (%s::text, {ns}_now(), {ns}_now(), %s::text, %s::int, %s::text) ON CONFLICT (id) DO NOTHING""",
+            (session.id, session.host, session.pid, ",".join(session.queues)),
+        )
+
+    def beat(self, session_id: SessionId, since: int) -> Verb[tuple[Beat, int, int | None]]:
+        """See `Store.beat`; and the store's time, and when the oldest job that it holds was claimed."""
+        [(is_open, now, held, oldest, cancel)] = yield Query(self._beat, (session_id, since))
+        if not is_open:
+            return Beat(open=False, held=0, cancel=()), now, None
+        return Beat(open=True, held=held, cancel=tuple(cancel)), now, oldest
+
+    def close_session(self, session_id: SessionId, if_beat: int | None) -> Verb[bool]:
+        """See `Store.close_session`.
+
+        FOR UPDATE waits for the FOR KEY SHARE of claims and moves, and makes theirs wait. A plain UPDATE, as that of a
+        beat, does not.
+        """
+        ns = self.namespace
+        rows = yield Query(
+            f"""WITH s AS MATERIALIZED (
+                    SELECT id FROM {ns}_sessions
+                    WHERE id = %s::text AND open AND (%s::bigint IS NULL OR beat = %s::bigint) FOR UPDATE
+                )
+                UPDATE {ns}_sessions x SET open = false, beat_at = {ns}_now() FROM s WHERE x.id = s.id RETURNING true""",
+            (session_id, if_beat, if_beat),
+        )
+        return bool(rows)
+
+    def held(self, session_id: SessionId) -> Verb[list[Job]]:
+        """See `Store.held`."""
+        text = f"SELECT {_COLUMNS} FROM {self.namespace}_held_jobs WHERE session_id = %s::text"
+        rows = yield Query(text, (session_id,), writes=False)
+        return list(map(job_from_row, rows))
+
+    def sessions(self) -> Verb[list[SessionView]]:
+        """See `Store.sessions`."""
+        rows = yield Query(
+            f"SELECT id, beat, open, opened_at, beat_at, host, pid, queues FROM {self.namespace}_sessions", writes=False
+        )
+        names = ("id", "beat", "open", "opened_at", "beat_at", "host", "pid")
+        return [
+            SessionView(**dict(zip(names, row[:7], strict=True)), queues=tuple(filter(None, row[7].split(","))))
+            for row in rows
+        ]
+
+    # The life of a claim.
+
+    def claim(self, request: ClaimRequest, look: LookBack) -> Verb[Claimed]:
+        """See `Store.claim`. `look` knows the lanes, and where each begins."""
+        jobs: list[Job] = []
+        replanned = 0
+        while True:
+            most = request.limit - len(jobs)
+            plan = look.plan(request, most, exactly=replanned < _MOST_REPLANNED)
+            *rows, end = yield Query(
+                self._claim,
+                (request.session_id, _json(plan.lanes), _json(plan.gaps), _json(plan.passes), most),
+            )
+            now, standing, next_due = end[0], end[18], end[17]
+            if standing == _CLOSED:
+                raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
+            replanned += 1
+            if standing == _OTHER_LANES:
+                found = yield Query(
+                    f"SELECT * FROM {self.namespace}_lanes_of(%s::text[])", (list(request.queues),), writes=False
+                )
+                look.learn(request.queues, found)
+            elif standing == _OTHER_LANES_DUE:
+                look.believe(plan, end[10])
+            else:
+                got = [job_from_row(row[1:]) for row in rows]
+                jobs += got
+                if len(jobs) == request.limit or not look.again(plan, got, most):
+                    break
+        due_in = 0 if len(jobs) == request.limit else look.due_in(plan, next_due and next_due - now)
+        return Claimed(tuple(jobs), now, due_in)
+
+    def apply(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[list[Applied]]:
+        """See `Store.apply`."""
+        answers: list[Applied] = []
+        for run in runs_of_distinct_jobs(moves):
+            verdicts: dict[JobId, Applied] = {}
+            left = run
+            for _ in range(_MOST_REFUSALS_REPEATED):
+                verdicts |= yield from self._apply_distinct(left, tell)
+                # Refused a moment ago, and yet its guard holds now: something else changed in between.
+                left = [move for move in left if move.job_id not in verdicts]
+                if not left:
+                    break
+            answers += [verdicts.get(move.job_id, Applied.STALE) for move in run]
+        return answers
+
+    def _apply_distinct(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[dict[JobId, Applied]]:
+        """The verdicts; without those whose guard was refused and holds now."""
+        settling, reviving, cancelling = [], [], []
+        for move in sorted(moves, key=lambda move: move.job_id):
+            if State.IN_FLIGHT in move.sources:
+                settling.append(move)
+            elif move.to is State.READY:
+                reviving.append(move)
+            else:
+                cancelling.append(move)
+        verdicts: dict[JobId, Applied] = {}
+        refused: list[Move] = []
+        if settling:
+            sessions = sorted({move.session_id for move in settling if move.session_id})
+            follow = any(move.then for move in settling)
+            rows = yield Query(self._settle, (_json(settling), sessions, follow, list(tell)))
+            verdicts = dict.fromkeys((move.job_id for move in settling), Applied.APPLIED)
+            for move in settling if rows else ():
+                if row := next((row for row in rows if row[0] == move.job_id), None):
+                    _judge_again(verdicts, move, row)
+        if reviving:
+            text = f"SELECT * FROM {self.namespace}_revive(%s::json, %s::text[])"
+            rows = yield Query(text, (_json(reviving), list(tell)))
+            verdicts |= {row[0]: Applied(row[1]) for row in rows}
+            refused += [move for move in reviving if move.job_id not in verdicts]
+        if cancelling:
+            text = f"SELECT {self.namespace}_cancel_waiting(%s::uuid[], %s::int[])::text[]"
+            ids, versions = [move.job_id for move in cancelling], [move.version for move in cancelling]
+            [(cancelled,)] = yield Query(text, (ids, versions))
+            verdicts |= dict.fromkeys(cancelled, Applied.APPLIED)
+            refused += [move for move in cancelling if move.job_id not in verdicts]
+        for move in refused:
+            ns = self.namespace
+            rows = yield Query(
+                f"""SELECT j.id::text, j.state, j.reason, j.version, j.session_id, coalesce(s.open, false), j.cancel_asked
+                    FROM {ns}_get(%s::uuid) j LEFT JOIN {ns}_sessions s ON s.id = j.session_id""",
+                (move.job_id,),
+                writes=False,
+            )
+            _judge_again(verdicts, move, rows[0] if rows else (move.job_id, None))
+        return verdicts
+
+    def note(self, lease: Lease, progress: bytes) -> Verb[Applied]:
+        """See `Store.note`."""
+        if not is_job_id(lease.job_id):
+            return Applied.GONE
+        ns = self.namespace
+        rows = yield Query(
+            f"""UPDATE {ns}_in_flight SET progress = %s::bytea
+                WHERE id = %s::uuid AND session_id = %s::text AND version = %s::int
+                  AND EXISTS (SELECT FROM {ns}_sessions s WHERE s.id = session_id AND s.open) RETURNING true""",
+            (progress, lease.job_id, lease.session_id, lease.version),
+        )
+        if rows:
+            return Applied.APPLIED
+        return Applied.STALE if (yield from self.get(lease.job_id)) else Applied.GONE
+
+    def lost(self, limit: int, session_id: SessionId | None) -> Verb[list[Job]]:
+        """See `Store.lost`."""
+        text = f"SELECT {_COLUMNS} FROM {self.namespace}_lost(%s::text, %s::int)"
+        rows = yield Query(text, (session_id, limit), writes=False)
+        return list(map(job_from_row, rows))
+
+    # Operators and keepers.
+
+    def request_cancel(self, job_ids: Sequence[JobId]) -> Verb[list[CancelAnswer]]:
+        """See `Store.request_cancel`."""
+        known = [job_id if is_job_id(job_id) else _NO_ID for job_id in job_ids]
+        [(answers,)] = yield Query(f"SELECT {self.namespace}_request_cancel(%s::uuid[])", (known,))
+        return [CancelAnswer(answer) for answer in answers]
+
+    def set_paused(self, queue: str, paused: bool, tell: Sequence[str]) -> Verb[None]:
+        """See `Store.set_paused`."""
+        ns = self.namespace
+        if paused:
+            yield Query(f"INSERT INTO {ns}_paused (queue) VALUES (%s::text) ON CONFLICT DO NOTHING", (queue,))
+        else:
+            yield Query(
+                f"""WITH gone AS (DELETE FROM {ns}_paused WHERE queue = %s::text)
+                    SELECT pg_notify('{ns}', queue) FROM unnest(%s::text[]) queue""",
+                (queue, list(tell)),
+            )
+
+    def prune(self, limit: int) -> Verb[int]:
+        """See `Store.prune`. Partitions in which everything has been pruned are emptied, if nobody reads them."""
+        ns = self.namespace
+        [(pruned,)] = yield Query(f"SELECT {ns}_prune(%s::int)", (limit,))
+        if pruned < limit:
+            for (slot,) in (yield Query(f"SELECT {ns}_pruned_slots()", writes=False)):
+                yield Query(f"SELECT {ns}_empty_slot(%s::smallint)", (slot,))
+        return int(pruned)
+
+    def forget(self, job_ids: Sequence[JobId]) -> Verb[int]:
+        """See `Store.forget`."""
+        known = [job_id for job_id in job_ids if is_job_id(job_id)]
+        [(gone,)] = yield Query(f"SELECT {self.namespace}_forget(%s::uuid[])", (known,))
+        return int(gone)
+
+    # Reading.
+
+    def get(self, job_id: JobId) -> Verb[Job | None]:
+        """See `Store.get`."""
+        if not is_job_id(job_id):
+            return None
+        rows = yield Query(self._get, (job_id,), writes=False)
+        return job_from_row(rows[0]) if rows else None
+
+    def find(self, query: JobQuery) -> Verb[Page]:
+        """See `Store.find`."""
+        conditions, values = ["true"], []
+        for condition, value in (
+            ("state = ANY (%s::text[])", list(query.states) or None),
+            ("queue = %s::text", query.queue),
+            ("task = %s::text", query.task),
+            ("correlation_id = %s::text", query.correlation_id),
+            ("id < %s::uuid", query.cursor),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values.append(value)
+        rows = yield Query(
+            f"""SELECT {_COLUMNS} FROM {self.namespace}_jobs j WHERE {" AND ".join(conditions)}
+                ORDER BY j.id DESC LIMIT %s::int""",
+            (*values, query.limit + 1),
+            writes=False,
+        )
+        page = tuple(job_from_row(row) for row in rows[: query.limit])
+        return Page(page, page[-1].id if len(rows) > query.limit else None)
+
+    def counts(self) -> Verb[list[QueueCounts]]:
+        """See `Store.counts`."""
+        ns = self.namespace
+        rows = yield Query(
+            f"""SELECT queue, CASE WHEN run_at <= {ns}_now() THEN 'ready' ELSE 'scheduled' END, count(*)
+                    FROM {ns}_waiting GROUP BY 1, 2
+                UNION ALL SELECT queue, 'in_flight', count(*) FROM {ns}_in_flight GROUP BY 1
+                UNION ALL SELECT queue, state, sum(jobs)::bigint FROM {ns}_tallies GROUP BY 1, 2 HAVING sum(jobs) > 0
+                UNION ALL SELECT queue, 'paused', 1 FROM {ns}_paused""",
+            writes=False,
+        )
+        tally: dict[str, dict[str, int]] = {}
+        for queue, state, jobs in rows:
+            tally.setdefault(queue, {})[state] = jobs
+        return [
+            QueueCounts(queue=queue, paused=bool(counts.pop("paused", 0)), **counts)
+            for queue, counts in sorted(tally.items())
+        ]
+
+    def checkpoint(self, queue: str, name: str) -> Verb[str | None]:
+        """See `Store.checkpoint`."""
+        text = f"SELECT value FROM {self.namespace}_checkpoints WHERE queue = %s::text AND name = %s::text"
+        rows = yield Query(text, (queue, name), writes=False)
+        return rows[0][0] if rows else None
+
+    def now(self) -> Verb[int]:
+        """See `Store.now`."""
+        [(now,)] = yield Query(f"SELECT {self.namespace}_now()", writes=False)
+        return int(now)
+
+
+def _json(value: object) -> str:
+    """Structs travel as one JSON value: a tenth of the cost of an array per field."""
+    return msgspec.json.encode(value).decode()
+
+
+def _inserted(job: NewJob, row: Sequence[Any]) -> Inserted:
+    status, job_id, key_hash, deep = row
+    if status == "held" and job.key:
+        return held_by(job_id, key_hash, job.key)
+    return Inserted(job.id, InsertStatus(status), deep)
+
+
+def _judge_again(verdicts: dict[JobId, Applied], move: Move, row: Sequence[Any]) -> None:
+    """The verdict on a move that was refused, from the job as it is now; none if its guard holds now."""
+    standing = None
+    if row[1] is not None:
+        standing = Standing(state_of(row[1]), reason_of(row[2]), *row[3:])
+    verdict = judge(move, standing)
+    if verdict is Applied.APPLIED:
+        verdicts.pop(move.job_id, None)
+    else:
+        verdicts[move.job_id] = verdict
