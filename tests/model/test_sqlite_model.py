@@ -6,29 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
 import holdfast.stores.sqlite.verbs
 from holdfast.lifecycle import Applied, Move, Standing, judge
 from holdfast.ports import Ports
-from holdfast.store import CancelAnswer, InsertStatus, Store
+from holdfast.store import Store
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.verbs import Verbs
-from tests.model.machine import StoreModel
+from tests.model.machine import StoreModel, agrees_with_memory, search_for_a_fault
 
-MOST_ROUNDS = 6
-"""Chance may leave out a rare answer in one round, hardly in six."""
-
-SETTINGS = settings(
-    max_examples=160,
-    stateful_step_count=50,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+EXAMPLES = 160
 
 
 class SqliteModel(StoreModel):
@@ -37,15 +26,7 @@ class SqliteModel(StoreModel):
 
 
 def test_sqlite_agrees_with_memory() -> None:
-    SqliteModel.seen.clear()
-    wanted = {f"{type(answer).__name__}.{answer}" for kind in (Applied, InsertStatus, CancelAnswer) for answer in kind}
-    wanted |= {"SessionClosed", "CheckpointConflict"}
-    for _ in range(MOST_ROUNDS):
-        run_state_machine_as_test(SqliteModel, settings=SETTINGS)
-        if wanted <= SqliteModel.seen.keys():
-            return
-    # A run that never saw an answer proves nothing about it: then the rules are at fault, not the store.
-    assert wanted - SqliteModel.seen.keys() == set()
+    agrees_with_memory(SqliteModel, examples=EXAMPLES)
 
 
 # Negative controls: with a guard of SQLite switched off, the comparison fails.
@@ -72,7 +53,5 @@ def test_the_comparison_notices(
     monkeypatch: pytest.MonkeyPatch, sabotage: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     sabotage(monkeypatch)
-    # Finding the fault is enough: nobody needs the shortest way to it, or its record for the next run.
-    only_search = settings(SETTINGS, phases=[Phase.generate], database=None, report_multiple_bugs=False)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(SqliteModel, settings=only_search)
+        search_for_a_fault(SqliteModel, examples=EXAMPLES)

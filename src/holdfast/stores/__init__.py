@@ -78,6 +78,14 @@ def _postgres(path: str, host: str, options: dict[str, str], ports: Ports, exist
     return PostgresStore(url, create=not existing, ports=ports, **_converted(ours, known))
 
 
+def _mysql(path: str, host: str, options: dict[str, str], ports: Ports, existing: bool) -> Store:
+    with _driver("mysql", "pymysql"), _driver("mysql", "asyncmy"):
+        from holdfast.stores.mysql import MysqlStore
+
+    known: dict[str, Callable[[str], Any]] = {"namespace": str, "timeout": float, "unix_socket": str}
+    return MysqlStore(host, path, create=not existing, ports=ports, **_converted(options, known))
+
+
 def _on_or_off(text: str) -> bool:
     if text not in ("on", "off"):
         raise ValueError("it is on or off")
@@ -100,4 +108,6 @@ _ENGINES: dict[str, Callable[[str, str, dict[str, str], Ports, bool], Store]] = 
     "sqlite": _sqlite,
     "postgresql": _postgres,
     "postgres": _postgres,
+    "mysql": _mysql,
+    "mariadb": _mysql,
 }

@@ -81,7 +81,9 @@ class Claims:
 
     def _hop(self, hop: _Hop) -> str:
         queue, lane = hop
-        head = f"SELECT priority, share, run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE queue = {literal(queue)}"
+        head = (
+            f"SELECT priority, share, run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE queue = {literal(queue)}"
+        )
         if lane is None:
             return f"{head} ORDER BY priority, share, run_at LIMIT 1"
         # Two looks: for (priority, share) > (?, ?) the server would read every job of the priority.

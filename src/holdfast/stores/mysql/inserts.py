@@ -132,9 +132,7 @@ class Inserts:
         known = {found[0] for found in answers[0].rows}
         depths = {queue: int(answer.rows[0][0]) for queue, answer in zip(counts, answers[1:], strict=False)}
         held, over = self._keys.holders(answers[1 + len(counts) :], now)
-        intake = decide(
-            jobs, known=known, holders=held, depths=depths, limits=limits, all_or_none=all_or_none
-        )
+        intake = decide(jobs, known=known, holders=held, depths=depths, limits=limits, all_or_none=all_or_none)
         if intake.jobs:
             yield from self._write(intake.jobs, over, now)
         return intake.answers

@@ -147,10 +147,7 @@ class Settlements:
         if not gates.rows or list(held.rows) != [(lease.session_id, lease.version)]:
             return Applied.STALE if anywhere.rows else Applied.GONE
         yield Batch(
-            [
-                f"UPDATE {self._ns}_in_flight SET progress = {literal(progress)} "
-                f"WHERE id = {literal(lease.job_id)}"
-            ],
+            [f"UPDATE {self._ns}_in_flight SET progress = {literal(progress)} WHERE id = {literal(lease.job_id)}"],
             last=True,
         )
         return Applied.APPLIED

@@ -83,7 +83,7 @@ def transaction(make_plan: MakePlan[T], call: Call) -> Steps[T]:
             problem: Exception = fault
         except Again as again:
             problem = again
-        except BaseException:
+        except Exception:  # what the plan refuses; somebody who gives up half-way gives up the connection too
             yield from _undo(call)
             raise
         yield from _undo(call)

@@ -48,7 +48,9 @@ class Tending:
         if any(row[0] not in found for row in anywhere.rows):
             raise Again  # it went from one table to another between our looks
         if asked:
-            yield Batch([f"UPDATE {self._ns}_in_flight SET cancel_asked = 1 WHERE id IN {among(asked)}"], last=not ready)
+            yield Batch(
+                [f"UPDATE {self._ns}_in_flight SET cancel_asked = 1 WHERE id IN {among(asked)}"], last=not ready
+            )
         if ready:
             yield from self._settlements.apply_run([cancel(job) for job in ready], last=True)
         answers = []
