@@ -18,6 +18,7 @@ from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from holdfast.testing.suite import Harness
+from tests.mysql.helpers import sql, store_at
 
 
 class ManualHarness(Harness):
@@ -104,3 +105,32 @@ def empty_postgres(url: str, namespace: str) -> None:
         if connection.execute("SELECT to_regclass(%s)", (f"{namespace}_schema",)).fetchone() != (None,):
             # Deleted, not truncated: a truncated table has new files, and the server syncs each of them.
             connection.execute(";".join(f"DELETE FROM {namespace}_{table}" for table in tables).encode())
+
+
+class MysqlHarness(Harness):
+    """A namespace of its own on a real server with a real clock."""
+
+    step = 0.25
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url = url
+        self.namespace = namespace
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Store]:
+        async with store_at(self.url, self.namespace) as store:
+            yield store
+
+    def second(self) -> contextlib.AbstractAsyncContextManager[Store]:
+        return self.open()
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def erase_session(self, session_id: SessionId) -> None:
+        for table in ("sessions", "gates"):
+            sql(self.url, f"DELETE FROM {self.namespace}_{table} WHERE id = %s", session_id)
+
+    async def age_closed_sessions(self, seconds: float) -> None:
+        older = int(seconds * 1e6)
+        sql(self.url, f"UPDATE {self.namespace}_sessions SET beat_at = beat_at - %s WHERE open = 0", older)

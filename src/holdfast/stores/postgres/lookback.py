@@ -11,6 +11,8 @@ another process gave back to their old place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -32,6 +34,10 @@ _LEAST_INTERVAL = 0.25
 _LANES_CHECKED_EVERY = 5.0
 _LOWEST, _HIGHEST = -1_000, 1_000
 """Beyond every priority."""
+_NEXT = "\x01"
+"""Appended to a share: the next text after it that could be one, as shares have no control characters."""
+_BEYOND_SHARES = "\U0010ffff" * 33
+"""After every share: they have at most 128 bytes."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -148,15 +154,16 @@ def _named(lane: Lane, **more: object) -> dict[str, Any]:
 
 
 def _gaps(queue: str, lanes: Sequence[Lane]) -> list[dict[str, Any]]:
-    """The spaces before, between and after these lanes: a job there is in a lane that is not known."""
-    edges = [(_LOWEST, ""), *((lane.priority, lane.share) for lane in lanes), (_HIGHEST, "")]
-    return [
-        {
-            "queue": queue,
-            "after_priority": after[0],
-            "after_share": after[1],
-            "before_priority": before[0],
-            "before_share": before[1],
-        }
-        for after, before in zip(edges, edges[1:], strict=False)
-    ]
+    """The spaces before, between and after these lanes, which are sorted: a job there is in a lane that is not known."""
+    gaps: list[dict[str, Any]] = []
+    below = _LOWEST
+    for priority, group in groupby(lanes, key=attrgetter("priority")):
+        gaps.append({"queue": queue, "after_priority": below, "before_priority": priority})
+        below, share = priority, ""
+        for lane in group:
+            if share < lane.share:
+                gaps.append({"queue": queue, "priority": priority, "from_share": share, "to_share": lane.share})
+            share = lane.share + _NEXT
+        gaps.append({"queue": queue, "priority": priority, "from_share": share, "to_share": _BEYOND_SHARES})
+    gaps.append({"queue": queue, "after_priority": below, "before_priority": _HIGHEST})
+    return gaps

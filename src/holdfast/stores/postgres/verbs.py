@@ -72,7 +72,7 @@ class Verbs:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = ns = namespace
-        self._insert = f"SELECT {ns}_insert(%s::json, %s::text[])::text[]"
+        self._insert = f"SELECT {ns}_insert(%s::json, %s::uuid, %s::uuid, %s::text[])::text[]"
         self._insert_checked = f"SELECT * FROM {ns}_insert_checked(%s::json, %s::json, %s::json, %s::text[])"
         self._claim = f"SELECT * FROM {ns}_claim(%s::text, %s::json, %s::json, %s::json, %s::int)"
         self._settle = f"SELECT * FROM {ns}_settle(%s::json, %s::text[], %s::bool, %s::text[])"
@@ -92,7 +92,8 @@ class Verbs:
         if not jobs and checkpoint is None:
             return []
         if checkpoint is None and not limits and all(job.key is None for job in jobs):
-            [(made,)] = yield Query(self._insert, (_json(jobs), list(tell)))
+            ids = [job.id for job in jobs]
+            [(made,)] = yield Query(self._insert, (_json(jobs), min(ids), max(ids), list(tell)))
             if made is None:
                 return [Inserted(job.id, InsertStatus.CREATED) for job in jobs]
             left = set(made)

@@ -161,44 +161,57 @@ END $$;
 
 -- New jobs.
 
--- Which of these ids, all of them just inserted by this transaction, belong to a job that was there before. It is asked
--- after the insert: until then the job may have been committed, claimed and even ended by others. Ids made one after the
--- other lie close together, so one look at their range answers for nearly every batch.
-CREATE FUNCTION {ns}_known(ids uuid[], now_us bigint) RETURNS uuid[] LANGUAGE plpgsql
-SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+-- Whether one slot of the history holds an id of this range. One statement per slot, so that each has a plan of its own that
+-- touches nothing else.
+DO $$
+BEGIN
+    EXECUTE 'CREATE FUNCTION {ns}_in_slot(p_slot int, p_first uuid, p_last uuid) RETURNS bool LANGUAGE plpgsql STABLE AS $f$ '
+        || 'BEGIN CASE p_slot ' || (
+            SELECT string_agg(format(
+                'WHEN %s THEN RETURN EXISTS (SELECT FROM {ns}_history_%s h WHERE h.id BETWEEN p_first AND p_last);', n, n), ' ')
+            FROM generate_series(0, 17) n)
+        || ' END CASE; END $f$';
+END $$;
+
+-- Which of these ids, all of them within a range, belong to a job that is no longer, or not, waiting. It is asked after an
+-- insert: until then the job may have been committed, claimed and even ended by others. Ids made one after the other lie close
+-- together, so a look at their range answers for nearly every batch. It goes by the settings of the function that calls it.
+CREATE FUNCTION {ns}_known(p_ids uuid[], p_first uuid, p_last uuid, now_us bigint) RETURNS uuid[] LANGUAGE plpgsql
 AS $$
 DECLARE
-    first uuid; last uuid; slots smallint[]; made_at bigint[]; known uuid[];
+    near bool; known uuid[];
 BEGIN
-    -- No min(uuid) before PostgreSQL 18.
-    SELECT id INTO first FROM unnest(ids) id ORDER BY id LIMIT 1;
-    SELECT id INTO last FROM unnest(ids) id ORDER BY id DESC LIMIT 1;
-    -- A UUIDv7 says when it was made. If all were made within a minute of now by a clock at most that wrong, what they
-    -- name cannot have ended more than two minutes ago.
-    SELECT array_agg(('x' || left(replace(x::text, '-', ''), 12))::bit(48)::bigint * 1000) INTO made_at
-    FROM unnest(ARRAY[first, last]) x;
-    IF made_at[1] > now_us - 60000000 AND made_at[2] < now_us + 60000000 THEN
-        slots := ARRAY[{ns}_slot(60000000, now_us), {ns}_slot(86400000000, now_us),
-                       {ns}_slot(60000000, now_us - 120000000), {ns}_slot(86400000000, now_us - 120000000)];
-    ELSE
-        slots := ARRAY(SELECT generate_series(0, 17)::smallint);
+    SELECT EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id BETWEEN p_first AND p_last) INTO near;
+    IF NOT near THEN
+        -- A UUIDv7 says when it was made. If all were made within a minute of now by a clock at most that wrong, what they
+        -- name cannot have ended more than two minutes ago.
+        IF ('x' || left(replace(p_first::text, '-', ''), 12))::bit(48)::bigint * 1000 > now_us - 60000000
+           AND ('x' || left(replace(p_last::text, '-', ''), 12))::bit(48)::bigint * 1000 < now_us + 60000000 THEN
+            near := {ns}_in_slot({ns}_slot(60000000, now_us), p_first, p_last)
+                OR {ns}_in_slot({ns}_slot(86400000000, now_us), p_first, p_last)
+                OR ({ns}_slot(60000000, now_us - 120000000) <> {ns}_slot(60000000, now_us)
+                    AND ({ns}_in_slot({ns}_slot(60000000, now_us - 120000000), p_first, p_last)
+                         OR {ns}_in_slot({ns}_slot(86400000000, now_us - 120000000), p_first, p_last)));
+        ELSE
+            FOR slot IN 0..17 LOOP
+                near := near OR {ns}_in_slot(slot, p_first, p_last);
+            END LOOP;
+        END IF;
     END IF;
-    IF EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id BETWEEN first AND last)
-        OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id BETWEEN first AND last)
-        OR EXISTS (SELECT FROM {ns}_history x WHERE x.slot = ANY (slots) AND x.id BETWEEN first AND last)
-    THEN
-        SELECT array_agg(i.id) INTO known FROM unnest(ids) i (id)
+    IF near THEN
+        SELECT array_agg(i.id) INTO known FROM unnest(p_ids) i (id)
         WHERE EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id = i.id)
            OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id = i.id)
-           OR EXISTS (SELECT FROM {ns}_history x WHERE x.slot = ANY (slots) AND x.id = i.id
+           OR EXISTS (SELECT FROM {ns}_history x WHERE x.id = i.id
                       AND (x.expires_at > now_us OR (x.expires_at, x.id) > (SELECT p.expires_at, p.id FROM {ns}_pruned p)));
     END IF;
     RETURN known;
 END $$;
 
--- Insert jobs without keys and limits. Answers null if all were created, else with the ids of those that were. `p_tell`: the
--- queues to wake.
-CREATE FUNCTION {ns}_insert(p_jobs json, p_tell text[]) RETURNS uuid[] LANGUAGE plpgsql
+-- Insert jobs without keys and limits, whose ids lie from `p_first` to `p_last`. Answers null if all were created, else with the
+-- ids of those that were. `p_tell`: the queues to wake.
+CREATE FUNCTION {ns}_insert(p_jobs json, p_first uuid, p_last uuid, p_tell text[]) RETURNS uuid[] LANGUAGE plpgsql
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
@@ -217,13 +230,13 @@ BEGIN
     )
     SELECT coalesce(array_agg(m.id), '{}') INTO made FROM made m;
     IF made <> '{}' THEN
-        known := {ns}_known(made, now_us);
+        known := {ns}_known(made, p_first, p_last, now_us);
         IF known IS NOT NULL THEN
             DELETE FROM {ns}_waiting w WHERE w.id = ANY (known);
             made := ARRAY(SELECT unnest(made) EXCEPT SELECT unnest(known));
         END IF;
     END IF;
-    PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue;
+    IF p_tell <> '{}' THEN PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue; END IF;
     RETURN CASE WHEN cardinality(made) < json_array_length(p_jobs) THEN made END;
 END $$;
 
@@ -237,6 +250,8 @@ AS $$
 DECLARE
     now_us bigint := {ns}_now(); n record; lim json; depth bigint; depths jsonb := '{}'; found_value text;
     ids uuid[] := ARRAY(SELECT (x ->> 'id')::uuid FROM json_array_elements(p_jobs) x);
+    first uuid := (SELECT x FROM unnest(ids) x ORDER BY x LIMIT 1);
+    last uuid := (SELECT x FROM unnest(ids) x ORDER BY x DESC LIMIT 1);
     there uuid[]; made uuid[] := '{}';
 BEGIN
     IF p_mark IS NOT NULL THEN
@@ -248,7 +263,7 @@ BEGIN
         END IF;
     END IF;
     IF ids <> '{}' THEN
-        there := coalesce({ns}_known(ids, now_us), '{}') || ARRAY(SELECT w.id FROM {ns}_waiting w WHERE w.id = ANY (ids));
+        there := coalesce({ns}_known(ids, first, last, now_us), '{}') || ARRAY(SELECT w.id FROM {ns}_waiting w WHERE w.id = ANY (ids));
     END IF;
     FOR n IN
         SELECT * FROM json_to_recordset(p_jobs) AS x (id uuid, task text, payload text, task_version text, queue text,
@@ -309,14 +324,14 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
-    IF made <> '{}' AND {ns}_known(made, now_us) IS NOT NULL THEN
+    IF made <> '{}' AND {ns}_known(made, first, last, now_us) IS NOT NULL THEN
         RAISE EXCEPTION 'holdfast: a job came and was claimed meanwhile' USING ERRCODE = 'serialization_failure';
     END IF;
     IF p_mark IS NOT NULL THEN
         UPDATE {ns}_checkpoints c SET value = p_mark ->> 'now'
         WHERE c.queue = p_mark ->> 'queue' AND c.name = p_mark ->> 'name';
     END IF;
-    PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue;
+    IF p_tell <> '{}' THEN PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue; END IF;
 END $$;
 
 -- The life of a claim.
@@ -371,13 +386,17 @@ BEGIN
     PERFORM FROM {ns}_sessions s WHERE s.id = p_session AND s.open FOR KEY SHARE;
     IF NOT FOUND THEN RETURN NEXT; RETURN; END IF;
     version := 1;
+    -- Ranges of one column each: an index scan does not stop at the upper end of a range of rows.
     IF EXISTS (
-        SELECT FROM json_to_recordset(p_gaps) AS g (queue text, after_priority smallint, after_share text,
-                                                    before_priority smallint, before_share text)
+        SELECT FROM json_to_recordset(p_gaps) AS g (queue text, priority smallint, from_share text, to_share text)
         CROSS JOIN LATERAL (
             SELECT FROM {ns}_waiting w
-            WHERE w.queue = g.queue AND (w.priority, w.share) > (g.after_priority, g.after_share)
-              AND (w.priority, w.share) < (g.before_priority, g.before_share) LIMIT 1) x
+            WHERE w.queue = g.queue AND w.priority = g.priority AND w.share >= g.from_share AND w.share < g.to_share LIMIT 1) x
+    ) OR EXISTS (
+        SELECT FROM json_to_recordset(p_gaps) AS g (queue text, after_priority smallint, before_priority smallint)
+        CROSS JOIN LATERAL (
+            SELECT FROM {ns}_waiting w
+            WHERE w.queue = g.queue AND w.priority > g.after_priority AND w.priority < g.before_priority LIMIT 1) x
     ) THEN RETURN NEXT; RETURN; END IF;
     version := 2;
     SELECT json_agg(l.place) FILTER (WHERE d.due)::text, bool_and(l.due IS NULL OR l.due = d.due)
@@ -515,7 +534,7 @@ BEGIN
             CROSS JOIN json_array_elements(m."then") n WHERE m.job_id = ANY (settled)
         ), NULL, NULL, NULL);
     END IF;
-    PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue;
+    IF p_tell <> '{}' THEN PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue; END IF;
     IF cardinality(settled) < json_array_length(p_moves) THEN
         RETURN QUERY
         SELECT m.job_id::text, j.state, j.reason, j.version, j.session_id, coalesce(s.open, false), j.cancel_asked
@@ -705,7 +724,7 @@ BEGIN
                 j.claimed_at, decode(m.failure_history, 'base64'), j.progress);
         RETURN NEXT;
     END LOOP;
-    PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue;
+    IF p_tell <> '{}' THEN PERFORM pg_notify('{ns}', queue) FROM unnest(p_tell) queue; END IF;
 END $$;
 
 -- Remove ended jobs for good. How many it was.
@@ -870,7 +889,7 @@ BEGIN
                               correlation_id, created_at, run_at)
     VALUES (NEW.id, NEW.task, convert_to(NEW.payload, 'UTF8'), NEW.task_version, NEW.queue, NEW.share, NEW.priority,
             NEW.max_retries, NEW.retention, NEW.correlation_id, NEW.created_at, NEW.run_at);
-    IF {ns}_known(ARRAY[NEW.id], now_us) IS NOT NULL THEN
+    IF {ns}_known(ARRAY[NEW.id], NEW.id, NEW.id, now_us) IS NOT NULL THEN
         RAISE EXCEPTION 'holdfast: a job with this id was there before' USING ERRCODE = 'unique_violation';
     END IF;
     RETURN NEW;
