@@ -11,12 +11,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import sqlite_backlog, sqlite_enqueue, sqlite_worker
+from benchmarks import (
+    postgres_backlog,
+    postgres_drivers,
+    sqlite_backlog,
+    sqlite_enqueue,
+    sqlite_worker,
+)
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "sqlite-enqueue": sqlite_enqueue.run,
     "sqlite-backlog": sqlite_backlog.run,
     "sqlite-worker": sqlite_worker.run,
+    "postgres-backlog": postgres_backlog.run,
+    "postgres-drivers": postgres_drivers.run,
 }
 
 
@@ -45,13 +53,17 @@ def _reached(result: dict[str, Any]) -> bool:
     return result["target"] is None or result["ratio"] >= result["target"]
 
 
+def _shown(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
 def _print_table(results: list[dict[str, Any]]) -> None:
     table = Table("benchmark", "Holdfast", "reference", "ratio", "target")
     for result in results:
         table.add_row(
             result["benchmark"],
-            f"{result['ours']:,.0f} {result['unit']}",
-            f"{result['reference']:,.0f} {result['unit']}",
+            f"{_shown(result['ours'])} {result['unit']}",
+            f"{_shown(result['reference'])} {result['unit']}",
             f"[{'green' if _reached(result) else 'red'}]{result['ratio']:.2f}",
             "" if result["target"] is None else f"≥ {result['target']}",
         )

@@ -84,7 +84,7 @@ class Server:
 
     def failure(self, error: Exception, query: Query) -> StoreError:
         """The error of our tree for a statement that did not end well."""
-        what = f"PostgreSQL says {str(error).strip() or type(error).__name__} for {self.shown}"
+        what = f"PostgreSQL says {said(error)} for {self.shown}"
         state = getattr(error, "sqlstate", None) or ""
         if isinstance(error, sqlstates.InsufficientPrivilege):
             return StoreUnavailable(f"{what}: grant the role what docs/reference/postgresql.md lists. Nothing was written")
@@ -94,6 +94,11 @@ class Server:
         if lost and query.writes:
             return OutcomeUnknown(f"{what}: the connection was lost, so the write may or may not have happened")
         return StoreUnavailable(f"{what}. Nothing was written")
+
+
+def said(error: Exception) -> str:
+    """What the server complains about, in one line. Its details and contexts may quote a payload."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _is_alive(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:

@@ -12,7 +12,7 @@ import psycopg
 
 from holdfast.errors import StoreUnavailable
 from holdfast.store import Finding, Verdict, oldest_ready
-from holdfast.stores.postgres.connections import Server
+from holdfast.stores.postgres.connections import Server, said
 from holdfast.stores.postgres.migrate import require_current
 
 _OLD_TRANSACTION = 60.0
@@ -38,7 +38,7 @@ def examine(server: Server, namespace: str) -> list[Finding]:
                 _oldest_ready(connection, namespace),
             ]
         except psycopg.Error as error:
-            raise StoreUnavailable(f"cannot examine {server.shown}: {str(error).strip()}") from error
+            raise StoreUnavailable(f"cannot examine {server.shown}: {said(error)}") from error
 
 
 def _row(connection: psycopg.Connection[Any], text: str, *values: object) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ def _durability(connection: psycopg.Connection[Any]) -> list[Finding]:
         ]
     )
     findings = [
-        Finding("survives", survives, Verdict.OK if power else Verdict.WEAK if crash and fsync else Verdict.BAD),
+        Finding("survives", survives, Verdict.BAD if not (fsync and whole_pages) else Verdict.OK if power else Verdict.WEAK),
         Finding(
             "synchronous_commit",
             commit,
@@ -95,13 +95,15 @@ def _durability(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 def _oldest_transaction(connection: psycopg.Connection[Any]) -> Finding:
     """A transaction that stays open keeps every row that was deleted since: see `lookback.py`."""
-    [seconds] = _row(
+    seconds, sees_all = _row(
         connection,
-        """SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
+        """SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
+                  pg_has_role('pg_read_all_stats', 'USAGE')
            FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)""",
     )
     if seconds < _OLD_TRANSACTION:
-        return Finding("oldest transaction", f"{seconds:.1f} s")
+        hidden = "" if sees_all else "; those of other roles are hidden from this one: GRANT pg_read_all_stats shows them"
+        return Finding("oldest transaction", f"{seconds:.1f} s{hidden}")
     return Finding(
         "oldest transaction",
         f"{timedelta(seconds=round(seconds))} (h:mm:ss)",

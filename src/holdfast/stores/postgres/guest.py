@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from holdfast.errors import ForeignConnection, HoldfastError, StoreUnavailable
 from holdfast.stores.guests import behind_sqlalchemy, is_asynchronous, kind_of, on_guest, require_blocking
-from holdfast.stores.postgres.connections import drive, drive_async
+from holdfast.stores.postgres.connections import drive, drive_async, said
 from holdfast.stores.postgres.verbs import Query, Verb
 
 T = TypeVar("T")
@@ -75,11 +75,12 @@ class Guests:
         state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
         if state in ("42P01", "42883"):
             return ForeignConnection(
-                f"the connection leads to a database (or search_path) without the store's tables, not to {self._where}: {error}"
+                f"the connection leads to a database (or search_path) without the store's tables, not to {self._where}: "
+                f"{said(error)}"
             )
         if state in (None, "25P02"):
-            return ForeignConnection(f"the connection cannot be used here: {error}")
-        return StoreUnavailable(f"PostgreSQL says {error}: roll back your transaction, and nothing was written")
+            return ForeignConnection(f"the connection cannot be used here: {said(error)}")
+        return StoreUnavailable(f"PostgreSQL says {said(error)}: roll back your transaction, and nothing was written")
 
 
 def _dollars(text: str) -> str:

@@ -3,7 +3,7 @@
 PostgreSQL leaves the index entries of claimed rows behind until no transaction can see them any more. While another
 transaction holds an old snapshot, they pile up at the head of every lane, and a claim that begins there reads them all.
 So a busy claimer begins where its last claim of the lane ended, and looks back from time to time: a little often, at
-everything seldom, each depth at most for a few hundredths of the time. While nothing piles up, looking back costs
+everything seldom, each depth for at most a fiftieth of the time. While nothing piles up, looking back costs
 nothing and happens with nearly every claim. What can lie behind: jobs whose transaction committed late, and jobs that
 another process gave back to their old place.
 """
@@ -26,12 +26,13 @@ _DEPTHS = (0, 2 * MICROSECONDS, 20 * MICROSECONDS, None)
 """How far back a claim looks, from not at all to everything (None)."""
 
 _EVERYTHING = len(_DEPTHS) - 1
-_SHARE_OF_TIME = 25
+_SHARE_OF_TIME = 50
 """A look back is repeated no sooner than this many times as long as it took."""
 _CHEAP = 0.02
 """A look at everything that took no more seconds than this is repeated whenever a claim found too little."""
 _LEAST_INTERVAL = 0.25
 _LANES_CHECKED_EVERY = 5.0
+_FEW_LANES = 8
 _LOWEST, _HIGHEST = -1_000, 1_000
 """Beyond every priority."""
 _NEXT = "\x01"
@@ -95,10 +96,11 @@ class LookBack:
         depth = self._depth(now)
         plan = Plan([], [], [], depth, now)
         for queue in request.queues:
-            if now - self._learned.get(queue, now) > max(_LANES_CHECKED_EVERY, _SHARE_OF_TIME * self._took[_EVERYTHING]):
-                self._learned.pop(queue, None)  # lanes that are empty for good must not be asked for ever
-                self._lanes.pop(queue, None)
             lanes = self._lanes.get(queue, [])
+            if len(lanes) > _FEW_LANES and now - self._learned[queue] > max(
+                _LANES_CHECKED_EVERY, _SHARE_OF_TIME * self._took[_EVERYTHING]
+            ):
+                self._lanes[queue] = lanes = []  # those that are empty for good must not be asked for ever
             plan.gaps.extend(_gaps(queue, lanes))
             due = []
             for lane in lanes:

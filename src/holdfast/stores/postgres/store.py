@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreUnavailable
-from holdfast.job import Job, JobId, Lease, NewJob, SessionId
+from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import MICROSECONDS, SYSTEM, Ports
 from holdfast.store import (
@@ -32,7 +32,7 @@ from holdfast.store import (
     Session,
     SessionView,
 )
-from holdfast.stores.postgres.connections import Connections, Server
+from holdfast.stores.postgres.connections import Connections, Server, said
 from holdfast.stores.postgres.examine import examine
 from holdfast.stores.postgres.guest import Guests
 from holdfast.stores.postgres.listener import Announcer, Listener
@@ -106,7 +106,7 @@ class PostgresStore:
                             require_current(connection, namespace, where=self.server.shown)
                         row = connection.execute(f"SELECT id FROM {namespace}_identity".encode()).fetchone()
                     except psycopg.Error as error:
-                        raise StoreUnavailable(f"cannot open {self.server.shown}: {str(error).strip()}") from error
+                        raise StoreUnavailable(f"cannot open {self.server.shown}: {said(error)}") from error
                 self._identity = identity = str(row[0]) if row else ""
             return identity
 
@@ -257,8 +257,9 @@ class PostgresStore:
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [move.job_id for move in moves]) from error
         if fed:
-            for look in self._looks.values():
-                look.forget_place({move.queue for move in moves if move.delay is None})
+            if back := {move.queue for move in moves if move.to is State.READY and move.delay is None}:
+                for look in self._looks.values():
+                    look.forget_place(back)
             self._hub.notify(fed)
         return answers
 

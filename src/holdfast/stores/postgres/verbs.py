@@ -185,7 +185,7 @@ class Verbs:
             else:
                 got = [job_from_row(row[1:]) for row in rows]
                 jobs += got
-                if len(jobs) == request.limit or not look.again(plan, got, most):
+                if not look.again(plan, got, most):
                     break
         due_in = 0 if len(jobs) == request.limit else look.due_in(plan, next_due and next_due - now)
         return Claimed(tuple(jobs), now, due_in)
