@@ -27,6 +27,7 @@ DEFAULT_TTL = 15.0
 _NOBODY = "nobody"
 _RESCUED_AT_ONCE = 100
 _JITTER = 0.25
+_PASSES_PER_TTL = 3
 _LATEST_LOOK = 2 / 3
 """Of a TTL, after the look before. Passes are a third apart, and jitter makes that at most half."""
 
@@ -93,35 +94,45 @@ class Rescue:
 
     async def run(self) -> None:
         """Pass after pass, three in a TTL with jitter, until cancelled. A failing store is tried again."""
+        passes = 0
         while True:
             # Whatever happens: a keeper that has died rescues nobody. What one half meets must not stop the other.
+            closed = False
             try:
-                await self._close_dead()
+                closed = await self._close_dead()
             except Exception as error:
                 self._watch.forget()
                 tell(self._listener, KeeperFailed("rescue", repr(error)))
             try:
-                await self._bring_back()
+                # What others closed is theirs to bring back, and only if they fail to, ours: once in a TTL is enough.
+                if closed or passes % _PASSES_PER_TTL == 0:
+                    await self._bring_back()
             except Exception as error:
+                closed = True  # again with the next pass
                 tell(self._listener, KeeperFailed("rescue", repr(error)))
+            passes = 0 if closed else passes + 1
             jitter = 1 + _JITTER * (2 * self._ports.random.fraction() - 1)
-            await self._ports.clock.sleep(self._ttl / 3 * jitter)
+            await self._ports.clock.sleep(self._ttl / _PASSES_PER_TTL * jitter)
 
     async def one_pass(self) -> int:
         """Close the sessions that have died, then bring back every lost job. How many jobs it was."""
         await self._close_dead()
         return await self._bring_back()
 
-    async def _close_dead(self) -> None:
+    async def _close_dead(self) -> bool:
+        """Whether it closed any."""
         clock = self._ports.clock
         asked_at = clock.monotonic()
         # Somebody may hold a lock that stops every beat but no read. A beat for a session that does not exist writes
         # nothing, and shows whether the workers could have written theirs.
         await self._store.beat(_NOBODY)
         views = await self._store.sessions()
+        closed = False
         for view in self._watch.still(views, asked_at, clock.monotonic()):
             if await self._store.close_session(view.id, if_beat=view.beat):
+                closed = True
                 tell(self._listener, SessionRescued(view.id))
+        return closed
 
     async def _bring_back(self) -> int:
         total = 0

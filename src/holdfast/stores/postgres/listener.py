@@ -2,7 +2,7 @@
 
 Whoever enqueues says so, with the name of the queue: in the same transaction, and at most once in a few milliseconds per
 process and queue, never once per row. Through a pooler in transaction mode nothing would ever be heard: a sound of our own,
-made at the start, shows it, and the listener gives up. Polling finds everything a little later.
+made at the start, shows it, and a steady, slow pulse takes the place of what is heard. Polling finds everything.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from holdfast.stores.wakeups import WakeupHub
 
 _QUIET = 0.005
 """Seconds in which a queue is told of once."""
+_LOOKED_AGAIN_AFTER = (0.01, 0.06)
+"""Seconds after a notification: what was committed shortly after it was not told of again."""
+_PULSE = 3.0
+"""Seconds between wake-ups where nothing is heard: with the heartbeat and the keepers, one query a second."""
 _SOUND_HEARD_WITHIN = 3.0
 _FIRST_RETRY, _LAST_RETRY = 0.25, 10.0
 _OWN_SOUND = "\x01"
@@ -29,7 +33,7 @@ _OWN_SOUND = "\x01"
 class Announcer:
     """Says which queues are worth a wake-up: each at most once in a few milliseconds. Used from any thread.
 
-    Who is woken looks more than once, so what follows within that time is found, too.
+    Who is woken looks more than once (`Listener`), so what follows within that time is found, too.
     """
 
     def __init__(self, ports: Ports, *, on: bool) -> None:
@@ -58,24 +62,39 @@ class Listener:
         self._hub = hub
 
     async def run(self) -> None:
-        """Listen; connect again when the connection is lost. Returns if nothing can ever be heard."""
+        """Listen; connect again when the connection is lost. If nothing can ever be heard, `pulse`."""
         ports = self._server.ports
         retry = _FIRST_RETRY
         while True:
             try:
                 connection = await self._server.connect()
                 try:
-                    if not await self._hears_itself(connection):
-                        return
-                    retry = _FIRST_RETRY
-                    self._hub.notify()  # what came while nobody listened
-                    async for notice in connection.notifies():
-                        self._hub.notify({notice.payload})
+                    heard = await self._hears_itself(connection)
+                    if heard:
+                        retry = _FIRST_RETRY
+                        self._hub.notify()  # what came while nobody listened
+                        async for notice in connection.notifies():
+                            self._wake(notice.payload)
                 finally:
                     connection.pgconn.finish()
+                if not heard:
+                    await self.pulse()
             except (psycopg.Error, StoreError, OSError):
                 await ports.clock.sleep(retry * (0.5 + ports.random.fraction()))
                 retry = min(2 * retry, _LAST_RETRY)
+
+    async def pulse(self) -> None:
+        """Wake everybody now and then, for ever."""
+        ports = self._server.ports
+        while True:
+            await ports.clock.sleep(_PULSE * (0.9 + 0.2 * ports.random.fraction()))
+            self._hub.notify()
+
+    def _wake(self, queue: str) -> None:
+        self._hub.notify({queue})
+        loop = asyncio.get_running_loop()
+        for seconds in _LOOKED_AGAIN_AFTER:
+            loop.call_later(seconds, self._hub.notify, {queue})
 
     async def _hears_itself(self, connection: AsyncConnection) -> bool:
         sound = _OWN_SOUND + self._server.ports.ids.session_id()

@@ -191,7 +191,9 @@ class PostgresStore:
         self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """See `Store.insert_on`. Workers are woken by the commit."""
-        return self._guests.run(connection, self.open_blocking(), self._insert_verb(jobs, limits))
+        return self._guests.run(
+            connection, self.open_blocking(), self._insert_verb(jobs, limits), instead="aenqueue"
+        )
 
     async def ainsert_on(
         self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
@@ -265,7 +267,7 @@ class PostgresStore:
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply_on`."""
-        return self._guests.run(connection, self.open_blocking(), self._apply_verb(moves))
+        return self._guests.run(connection, self.open_blocking(), self._apply_verb(moves), instead="asucceed_on")
 
     async def aapply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.aapply_on`."""
@@ -330,17 +332,15 @@ class PostgresStore:
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`."""
         await self._opened()
-        listening = None
-        if self._notify:
-            listening = asyncio.ensure_future(Listener(self.server, self._verbs.namespace, self._hub).run())
+        listener = Listener(self.server, self._verbs.namespace, self._hub)
+        listening = asyncio.ensure_future(listener.run() if self._notify else listener.pulse())
         try:
             async for wakeup in self._hub.waiting(queues):
                 yield wakeup
         finally:
-            if listening is not None:
-                listening.cancel()
-                with suppress(asyncio.CancelledError):
-                    await listening
+            listening.cancel()
+            with suppress(asyncio.CancelledError):
+                await listening
 
 
 def _conninfo(url: str) -> dict[str, Any]:

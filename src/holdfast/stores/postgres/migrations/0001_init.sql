@@ -892,6 +892,7 @@ BEGIN
     IF {ns}_known(ARRAY[NEW.id], NEW.id, NEW.id, now_us) IS NOT NULL THEN
         RAISE EXCEPTION 'holdfast: a job with this id was there before' USING ERRCODE = 'unique_violation';
     END IF;
+    PERFORM pg_notify('{ns}', NEW.queue);  -- once per queue and transaction: the server leaves out repetitions
     RETURN NEW;
 END $$;
 CREATE TRIGGER {ns}_ready_insert INSTEAD OF INSERT ON {ns}_ready FOR EACH ROW EXECUTE FUNCTION {ns}_ready_insert();
