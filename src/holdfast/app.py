@@ -150,13 +150,49 @@ class Holdfast:
 
     # Jobs.
 
-    async def aenqueue_many(self, calls: Iterable[PreparedJob[R]], *, connection: Any = None) -> list[JobHandle[R]]:
-        """Enqueue many calls (`task.job(...)`), a thousand in one round trip. `PartlyRefused` if some were refused."""
-        return await self._client.enqueue_many(calls, connection)
+    @overload
+    async def aenqueue_many(
+        self, calls: Iterable[PreparedJob[R]], *, connection: Any = None
+    ) -> list[JobHandle[R]]: ...
 
-    def enqueue_many(self, calls: Iterable[PreparedJob[R]], *, connection: Any = None) -> list[JobHandle[R]]:
+    @overload
+    async def aenqueue_many(
+        self, calls: Iterable[PreparedJob[R]], *, connection: Any = None, progress: Callable[[int], object]
+    ) -> int: ...
+
+    async def aenqueue_many(
+        self,
+        calls: Iterable[PreparedJob[R]],
+        *,
+        connection: Any = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[JobHandle[R]] | int:
+        """Enqueue many calls (`task.job(...)`), a thousand in one round trip. `PartlyRefused` if some were refused.
+
+        With `progress`, nothing is kept of a job that is stored: the callable is told after each round trip how many
+        there are, and the answer is their number. So a million jobs take no more memory than a thousand.
+        """
+        batch = await self._client.enqueue_many(calls, connection, progress)
+        return batch.handles() if progress is None else batch.number()
+
+    @overload
+    def enqueue_many(self, calls: Iterable[PreparedJob[R]], *, connection: Any = None) -> list[JobHandle[R]]: ...
+
+    @overload
+    def enqueue_many(
+        self, calls: Iterable[PreparedJob[R]], *, connection: Any = None, progress: Callable[[int], object]
+    ) -> int: ...
+
+    def enqueue_many(
+        self,
+        calls: Iterable[PreparedJob[R]],
+        *,
+        connection: Any = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> list[JobHandle[R]] | int:
         """Blocking twin of `aenqueue_many`."""
-        return self._client.enqueue_many_blocking(calls, connection)
+        batch = self._client.enqueue_many_blocking(calls, connection, progress)
+        return batch.handles() if progress is None else batch.number()
 
     async def aget(self, job_id: JobId) -> JobHandle[Any]:
         """The job with that id, or `JobNotFound`."""

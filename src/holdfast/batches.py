@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, NoReturn, TypeVar
 
 import msgspec
@@ -27,12 +27,17 @@ class PreparedJob(msgspec.Struct, Generic[R_co], frozen=True):
 class Batch(Generic[R, H]):
     """The calls of one `enqueue_many`, cut into chunks, and what became of them."""
 
-    def __init__(self, calls: Iterable[PreparedJob[R]]) -> None:
+    def __init__(self, calls: Iterable[PreparedJob[R]], progress: Callable[[int], object] | None = None) -> None:
+        """`progress`: told after each insert how many jobs are stored. With it, no handle is kept."""
         if not isinstance(calls, Iterable):
             raise InvalidOption(f"enqueue_many takes an iterable of task.job(...), not {shown(calls)}")
         self._calls = iter(calls)
+        self._progress = progress
         self._left_over: PreparedJob[R] | None = None
-        self._results: list[H | HoldfastError] = []
+        self._handles: list[H] = []
+        self._refused: dict[int, HoldfastError] = {}
+        self._position = 0
+        self._stored = 0
 
     def next_chunk(self) -> list[PreparedJob[R]]:
         """As many of the next calls as go into one insert; none at the end."""
@@ -61,24 +66,44 @@ class Batch(Generic[R, H]):
 
     def add(self, results: Iterable[H | HoldfastError]) -> None:
         """Keep what became of a chunk."""
-        self._results += results
+        for result in results:
+            if isinstance(result, HoldfastError):
+                self._refused[self._position] = result
+            else:
+                self._stored += 1
+                if self._progress is None:
+                    self._handles.append(result)
+            self._position += 1
+        if self._progress is not None:
+            try:
+                self._progress(self._stored)
+            except Exception as error:
+                self.stop(error)
+            if len(self._refused) > MOST_PER_CALL:  # nobody reads more, and they must not fill the memory
+                self.stop(next(reversed(self._refused.values())))
 
     def stop(self, error: Exception) -> NoReturn:
-        """Raise the error itself if nothing has been stored, else say what has and where it stopped."""
-        if not self._results:
+        """Raise the error itself if nothing has been tried, else say what is stored and where it stopped."""
+        if not self._position:
             raise error
         raise self._partly_refused(stopped_by=error) from error
 
     def handles(self) -> list[H]:
         """The handles, if every call was accepted."""
-        if any(isinstance(result, HoldfastError) for result in self._results):
+        self.number()
+        return self._handles
+
+    def number(self) -> int:
+        """How many jobs there were, if every one was accepted."""
+        if self._refused:
             raise self._partly_refused()
-        return [handle for handle in self._results if not isinstance(handle, HoldfastError)]
+        return self._stored
 
     def _partly_refused(self, stopped_by: Exception | None = None) -> PartlyRefused:
         return PartlyRefused(
-            [handle for handle in self._results if not isinstance(handle, HoldfastError)],
-            {at: error for at, error in enumerate(self._results) if isinstance(error, HoldfastError)},
-            stopped_at=None if stopped_by is None else len(self._results),
+            self._handles,
+            self._refused,
+            stored=self._stored,
+            stopped_at=None if stopped_by is None else self._position,
             stopped_by=stopped_by,
         )

@@ -90,32 +90,36 @@ class Client:
         handle = self._accept(prepared, inserted)
         return handle if handle.created else self.portal.run("enqueue", handle.look())
 
-    async def enqueue_many(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
+    async def enqueue_many(
+        self, calls: Iterable[PreparedJob[R]], connection: Any = None, progress: Callable[[int], object] | None = None
+    ) -> Batch[R, JobHandle[R]]:
         """Store many jobs, a thousand in one round trip, reading the calls as it goes.
 
         `PartlyRefused` if some were refused (the others are stored), or if the store or the iterable failed after some
         were stored: then it says at which position it stopped.
         """
-        batch: Batch[R, JobHandle[R]] = Batch(calls)
+        batch: Batch[R, JobHandle[R]] = Batch(calls, progress)
         while chunk := batch.next_chunk():
             try:
                 answers = await self._insert([call.new for call in chunk], connection)
             except HoldfastError as error:
                 batch.stop(error)
             batch.add(self._accept_all(chunk, answers))
-        return batch.handles()
+        return batch
 
-    def enqueue_many_blocking(self, calls: Iterable[PreparedJob[R]], connection: Any = None) -> list[JobHandle[R]]:
+    def enqueue_many_blocking(
+        self, calls: Iterable[PreparedJob[R]], connection: Any = None, progress: Callable[[int], object] | None = None
+    ) -> Batch[R, JobHandle[R]]:
         """The same on the calling thread, by the store's shortest way."""
         refuse_in_event_loop("enqueue_many")
-        batch: Batch[R, JobHandle[R]] = Batch(calls)
+        batch: Batch[R, JobHandle[R]] = Batch(calls, progress)
         while chunk := batch.next_chunk():
             try:
                 answers = self._insert_blocking([call.new for call in chunk], connection)
             except HoldfastError as error:
                 batch.stop(error)
             batch.add(self._accept_all(chunk, answers))
-        return batch.handles()
+        return batch
 
     async def _insert(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
         if connection is not None:

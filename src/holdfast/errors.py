@@ -122,7 +122,8 @@ class KeyConflict(HoldfastError):
 class PartlyRefused(HoldfastError):
     """Not every job of a batch was stored.
 
-    `accepted` are in the queue. `refused` maps a position to its error. `stopped_at` is the position from which on
+    `stored` jobs are in the queue: those of `accepted`, which is empty if the caller asked for `progress` instead of
+    handles. `refused` maps a position to its error. `stopped_at` is the position from which on
     nothing was stored, because the store or the iterable failed (`stopped_by`); None: everything was tried. If
     `stopped_by` is an `OutcomeUnknown`, the jobs in its `ids` may have been stored all the same.
 
@@ -135,10 +136,11 @@ class PartlyRefused(HoldfastError):
         accepted: Sequence[Any],
         refused: Mapping[int, HoldfastError],
         *,
+        stored: int,
         stopped_at: int | None = None,
         stopped_by: Exception | None = None,
     ) -> None:
-        told = [f"{len(accepted)} jobs are stored"]
+        told = [f"{stored} jobs are stored"]
         if refused:
             first = next(iter(refused))
             told.append(f"{len(refused)} were refused, first at position {first}: {refused[first]}")
@@ -149,6 +151,7 @@ class PartlyRefused(HoldfastError):
             told.append(f"from position {stopped_at} on nothing {fate}: {stopped_by!r:.500}")
         super().__init__("; ".join(told))
         self.accepted = accepted
+        self.stored = stored
         self.refused = refused
         self.stopped_at = stopped_at
         self.stopped_by = stopped_by

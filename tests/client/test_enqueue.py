@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from holdfast import PAYLOAD, Holdfast, QueueSettings, Settings, State, Task
 from holdfast.batches import PreparedJob
+from holdfast.client import JobHandle
 from holdfast.errors import (
     ForeignConnection,
     InvalidOption,
@@ -285,6 +288,49 @@ async def test_enqueue_many_in_a_loop(app: Holdfast, double: Any) -> None:
     assert len({handle.id for handle in handles}) == 2_500
     [counts] = await app.acounts()
     assert counts.ready == 2_500
+
+
+def test_enqueue_many_with_progress_keeps_nothing(app: Holdfast, double: Any) -> None:
+    """The callback is told after each round trip, and no handle outlives it."""
+    told: list[int] = []
+    made: list[weakref.ref[JobHandle[int]]] = []
+    accept = app._client._accept
+
+    def accepting(*args: Any) -> JobHandle[int]:
+        handle = accept(*args)
+        made.append(weakref.ref(handle))
+        return handle
+
+    app._client._accept = accepting  # type: ignore[method-assign, assignment]
+    assert app.enqueue_many((double.job(i) for i in range(2_500)), progress=told.append) == 2_500
+    assert told == [1_000, 2_000, 2_500]
+    assert len(made) == 2_500
+    assert [handle() for handle in made if handle() is not None] == []
+    assert app.counts()[0].ready == 2_500
+
+
+async def test_aenqueue_many_with_progress(app: Holdfast, double: Any) -> None:
+    told: list[int] = []
+    assert await app.aenqueue_many((double.job(i) for i in range(3)), progress=told.append) == 3
+    assert told == [3]
+
+
+def test_a_progress_that_fails_stops_and_says_where(app: Holdfast, double: Any) -> None:
+    def fail(stored: int) -> None:
+        raise RuntimeError(f"the screen is gone after {stored}")
+
+    with pytest.raises(PartlyRefused, match="1000 jobs are stored; from position 1000 on nothing is stored") as caught:
+        app.enqueue_many((double.job(i) for i in range(2_500)), progress=fail)
+    assert (caught.value.stored, caught.value.accepted, caught.value.stopped_at) == (1_000, [], 1_000)
+
+
+def test_refusals_without_end_are_not_collected(make_app: MakeApp) -> None:
+    """A queue that is full refuses every job of an endless generator: it must end, and not fill the memory."""
+    app, work = limited(make_app, max_depth=10)
+    with pytest.raises(PartlyRefused) as caught:
+        app.enqueue_many((work.job(i) for i in itertools.count()), progress=lambda stored: None)
+    assert caught.value.stored == 10
+    assert 1_000 < len(caught.value.refused) <= 2_000
 
 
 def test_enqueue_many_of_large_payloads(app: Holdfast) -> None:

@@ -30,7 +30,9 @@ WITH_ATTRIBUTES: dict[type[HoldfastError], HoldfastError] = {
     KeyConflict: KeyConflict("belongs to another", "the-job"),
     OutcomeUnknown: OutcomeUnknown("may be written", ["a", "b"]),
     JobFailed: JobFailed("failed", [Failure(at=1, attempt=2, type="ValueError", message="no")]),
-    PartlyRefused: PartlyRefused(["a"], {1: KeyConflict("taken", "b")}, stopped_at=2, stopped_by=StoreUnavailable("x")),
+    PartlyRefused: PartlyRefused(
+        ["a"], {1: KeyConflict("taken", "b")}, stored=1, stopped_at=2, stopped_by=StoreUnavailable("x")
+    ),
 }
 
 
@@ -69,7 +71,7 @@ def test_what_cannot_be_pickled_is_told() -> None:
         """Of a function, so no other process can find it."""
 
     handles = [SimpleNamespace(id=job_id, client=lambda: None) for job_id in ("a", "b")]
-    error = PartlyRefused(handles, {}, stopped_at=2, stopped_by=Unpicklable("the file ended"))
+    error = PartlyRefused(handles, {}, stored=len(handles), stopped_at=2, stopped_by=Unpicklable("the file ended"))
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert (again.accepted, again.refused, again.stopped_at) == (["a", "b"], {}, 2)

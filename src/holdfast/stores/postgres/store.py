@@ -107,7 +107,8 @@ class PostgresStore:
                         row = connection.execute(f"SELECT id FROM {namespace}_identity".encode()).fetchone()
                     except psycopg.Error as error:
                         raise StoreUnavailable(f"cannot open {self.server.shown}: {said(error)}") from error
-                self._identity = identity = str(row[0]) if row else ""
+                identity = str(row[0]) if row else ""
+                self._identity = identity
             return identity
 
     async def _opened(self) -> str:
