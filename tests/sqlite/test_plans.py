@@ -6,6 +6,7 @@ The statements are not copied here: they are recorded while the verbs run, so th
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,8 @@ from tests.sqlite.helpers import new_job, new_jobs, raw, run_sql
 
 NOW = 2_000_000_000_000_000
 LATER = NOW + 365 * 86400 * 1_000_000
-ROWS = 3_000
+ROWS = 100_000
+"""In each of two queues."""
 VERBS = Verbs("holdfast")
 
 LIVE_BY_ID = r"SEARCH holdfast_live USING PRIMARY KEY \(id=\?\)"
@@ -63,7 +65,7 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with thousands of jobs in every state, in several queues, lanes and sessions."""
+    """A file with 200,000 jobs in every state, in several queues, lanes and sessions."""
     path = tmp_path_factory.mktemp("plans") / "jobs.db"
     store = SqliteStore(path, durability="relaxed")
     writer = store._open().writer
@@ -96,30 +98,42 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["before ANALYZE", "after ANALYZE"])
-def recorder(prepared: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Recorder]:
-    path = tmp_path / "jobs.db"
-    path.write_bytes(prepared.read_bytes())
-    if request.param == "after ANALYZE":
-        run_sql(path, "ANALYZE")
-    yield from recording(path)
+@pytest.fixture(scope="module")
+def analysed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = _copied(prepared, tmp_path_factory)
+    run_sql(path, "ANALYZE")
+    return path
 
 
-@pytest.fixture
-def stale(prepared: Path, tmp_path: Path) -> Iterator[Recorder]:
+@pytest.fixture(scope="module")
+def misled(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Somebody's ANALYZE, or PRAGMA optimize, saw one row in each table, and thousands came after it."""
-    path = tmp_path / "jobs.db"
-    path.write_bytes(prepared.read_bytes())
+    path = _copied(prepared, tmp_path_factory)
     connection = raw(path)
     connection.execute("ANALYZE")
     for rowid, stat in connection.execute("SELECT rowid, stat FROM sqlite_stat1").fetchall():
         one_row = " ".join("1" if word.isdigit() else word for word in stat.split())
         connection.execute("UPDATE sqlite_stat1 SET stat = ? WHERE rowid = ?", (one_row, rowid))
     connection.close()
-    yield from recording(path)
+    return path
+
+
+def _copied(path: Path, folders: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copy(path, folders.mktemp("plans") / "jobs.db"))
+
+
+@pytest.fixture(params=["before ANALYZE", "after ANALYZE"])
+def recorder(prepared: Path, analysed: Path, request: pytest.FixtureRequest) -> Iterator[Recorder]:
+    yield from recording(analysed if request.param == "after ANALYZE" else prepared)
+
+
+@pytest.fixture
+def stale(misled: Path) -> Iterator[Recorder]:
+    yield from recording(misled)
 
 
 def recording(path: Path) -> Iterator[Recorder]:
+    """What is written meanwhile is rolled back: the file is for all."""
     connection = raw(path)
     connection.execute("BEGIN IMMEDIATE")
     yield Recorder(connection)
