@@ -1,0 +1,31 @@
+"""Many jobs at once: one call to the server for a thousand."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from holdfast import Holdfast
+from holdfast.stores.postgres.connections import _Blocking
+from tests.servers import PostgresServer
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_thousand_jobs_are_one_statement(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    app = Holdfast(f"{postgres_server.url}?namespace=bulk")
+    task = app.task(lambda n: None, name="n")
+    app.open()
+    statements = []
+    execute = _Blocking.execute
+
+    def counted(self: psycopg.Connection[tuple[object, ...]], query: str, *args: object, **named: object) -> object:
+        statements.append(query)
+        return execute(self, query, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_Blocking, "execute", counted)
+    calls = [task.options(key=f"{n}").job(n) if keyed else task.job(n) for n in range(1_000)]
+    assert len(app.enqueue_many(calls)) == 1_000
+    assert len(statements) == 1
+    app.close()
