@@ -50,15 +50,19 @@ def in_turns(
     progress: Progress,
     before_round: Callable[[int], None] = lambda number: None,
 ) -> dict[str, list[Figures]]:
-    """What each contestant showed, round by round. `before_round` prepares a round, by its number from 0."""
+    """What each contestant showed, round by round. Every round begins with the next of them, so that none is always the
+    first. `before_round` prepares a round, by its number from 0.
+    """
     seen: dict[str, list[Figures]] = {name: [] for name in contestants}
     bar = progress.add_task("measuring", total=rounds * len(contestants))
     for number in range(rounds):
         progress.update(bar, description=f"preparing round {number + 1}", refresh=True)
         before_round(number)
-        for name, measure in contestants.items():
+        names = list(contestants)
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
             progress.update(bar, description=f"round {number + 1}: {name}", refresh=True)
-            seen[name].append(measure())
+            seen[name].append(contestants[name]())
             progress.update(bar, advance=1, refresh=True)
     return seen
 

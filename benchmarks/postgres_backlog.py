@@ -2,9 +2,9 @@
 
 Crowded: a million scheduled jobs (half of them behind the ready ones in the lane that is worked on, the rest in other
 queues), a million finished ones in the history (a week's, and some of the last hour), and half a million ready ones in
-one lane. The empty store has what a round needs. Both are worked on as a worker does: a hundred jobs to a claim, and the
-next claim is on its way while the last hundred are settled. The server knows no statistics in the first round, unless its
-autovacuum has been there; the tables are ANALYZEd before the second.
+one lane. The empty store has what a round needs. In both, a hundred jobs are claimed while the hundred before them are
+settled, on two connections. In the first round the server has no statistics, unless its autovacuum has been there; the
+tables are ANALYZEd before the second.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ UUID7 = """
 def _new_jobs(namespace: str) -> str:
     """Rows as `insert` writes them: what it does not name has its default. The rest of the statement says which."""
     return f"""
-        INSERT INTO {namespace}_waiting (id, task, payload, task_version, queue, share, priority, max_retries, retention,
-                                         created_at, run_at)
+        INSERT INTO {namespace}_waiting (id, task, payload, task_version, queue, share, priority, max_retries,
+                                         retention, created_at, run_at)
         SELECT bench_uuid7(made_at), 'noop', %(payload)s, '1', queue, share, priority, {DEFAULT_MAX_RETRIES},
                {DEFAULT_RETENTION}, made_at, run_at"""
 
@@ -56,9 +56,10 @@ def fill_ready(connection: Connection, namespace: str, first: int, count: int, s
     """That many ready jobs in the lane `bench`, enqueued at `first` and every `step` microseconds after it."""
     connection.execute(
         f"""{_new_jobs(namespace)}
-            FROM (SELECT %(first)s::bigint + n * %(step)s::bigint AS made_at, %(first)s::bigint + n * %(step)s::bigint AS run_at,
-                         'bench' AS queue, '' AS share, {DEFAULT_PRIORITY} AS priority
-                  FROM generate_series(0, %(count)s::bigint - 1) n) x""".encode(),
+            FROM generate_series(0, %(count)s::bigint - 1) n
+            CROSS JOIN LATERAL (
+                SELECT at AS made_at, at AS run_at, 'bench' AS queue, '' AS share, {DEFAULT_PRIORITY} AS priority
+                FROM (VALUES (%(first)s::bigint + n * %(step)s::bigint)) v (at)) x""".encode(),
         {"payload": PAYLOAD, "first": first, "step": step, "count": count},
     )
 
@@ -89,7 +90,7 @@ def _fill_scheduled(connection: Connection, namespace: str, first: int, count: i
     )
 
 
-def fill_finished(connection: Connection, namespace: str, first: int, count: int, step: int, retention: int) -> None:
+def fill_finished(connection: Connection, namespace: str, first: int, count: int, step: int, *, retention: int) -> None:
     """Jobs that have succeeded, the first at `first`, as `settle` writes them, and their tallies."""
     connection.execute(
         f"""WITH made AS (
@@ -98,8 +99,8 @@ def fill_finished(connection: Connection, namespace: str, first: int, count: int
                     expires_at, result, slot)
                 SELECT bench_uuid7(ended_at - 1000000), 'noop', %(payload)s, '1', queue, '', {DEFAULT_PRIORITY},
                        {DEFAULT_MAX_RETRIES}, %(retention)s, ended_at - 1000000, 'succeeded', ended_at - 1000000, 1,
-                       'earlier', 1, ended_at - 10000, 'succeeded', ended_at, ended_at + %(retention)s::bigint, 'null'::bytea,
-                       {namespace}_slot(%(retention)s::bigint, ended_at)
+                       'earlier', 1, ended_at - 10000, 'succeeded', ended_at, ended_at + %(retention)s::bigint,
+                       'null'::bytea, {namespace}_slot(%(retention)s::bigint, ended_at)
                 FROM (SELECT %(first)s::bigint + n * %(step)s::bigint AS ended_at,
                              (ARRAY['bench', 'mail', 'bench', 'reports'])[1 + n %% 4] AS queue
                       FROM generate_series(0, %(count)s::bigint - 1) n) x
@@ -112,7 +113,7 @@ def fill_finished(connection: Connection, namespace: str, first: int, count: int
 
 
 def _crowd(connection: Connection, namespace: str, progress: Progress) -> None:
-    """Everything in the order of time: the week's history, the hour's, then what waits, enqueued within the last hour."""
+    """Everything in the order of time: the week's history, the hour's, then what waits, enqueued in the last hour."""
     now = store_time(connection, namespace)
 
     def fill(what: str, count: int, since: int, insert: Callable[[int, int, int], None]) -> None:
@@ -128,13 +129,13 @@ def _crowd(connection: Connection, namespace: str, progress: Progress) -> None:
         "finished jobs, kept for a week",
         FINISHED - of_the_hour,
         WEEK - HOUR,  # none of them expires while we measure
-        lambda *part: fill_finished(connection, namespace, *part, DEFAULT_RETENTION),
+        lambda *part: fill_finished(connection, namespace, *part, retention=DEFAULT_RETENTION),
     )
     fill(
         "finished jobs, kept for an hour",
         of_the_hour,
         HOUR * 3 // 4,
-        lambda *part: fill_finished(connection, namespace, *part, HOUR),
+        lambda *part: fill_finished(connection, namespace, *part, retention=HOUR),
     )
     fill("scheduled jobs", SCHEDULED, HOUR, lambda *part: _fill_scheduled(connection, namespace, *part))
     fill("ready jobs", READY, HOUR, lambda *part: fill_ready(connection, namespace, *part))

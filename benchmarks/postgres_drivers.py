@@ -1,17 +1,19 @@
 """Drivers for PostgreSQL: the store's own verbs through psycopg 3 and asyncpg, on one connection each.
 
-Contestants: psycopg as the store uses it (asynchronous, binary results, nothing prepared), psycopg blocking, asyncpg
-without its cache of statements (as a pooler in transaction mode wants it) and with it. Every one carries out the same
-verbs: a claim, up to the `Job` objects, and the settlement of what was claimed, a batch at a time; and an enqueue, one
-job to a call. Beside the rates stands what 10,000 jobs cost the client in seconds of CPU.
+Contestants: psycopg as the store uses it (asynchronous, binary results, nothing prepared), the same with prepared
+statements, psycopg blocking, asyncpg without its cache of statements (as a pooler in transaction mode wants it) and
+with it. Every one carries out the same verbs: a claim, up to the `Job` objects, and the settlement of what was claimed,
+a batch at a time; and an enqueue, one job to a call. Beside the rates stands what 10,000 jobs cost the client, in
+seconds of CPU.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,10 @@ Run = Callable[[Verb[Any]], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def _psycopg(url: str) -> AsyncIterator[Run]:
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True, prepare_threshold=None) as connection:
+async def _psycopg(url: str, prepare_threshold: int | None = None) -> AsyncIterator[Run]:
+    async with await psycopg.AsyncConnection.connect(
+        url, autocommit=True, prepare_threshold=prepare_threshold
+    ) as connection:
 
         async def execute(query: Query) -> list[tuple[Any, ...]]:
             cursor = await connection.execute(query.text, query.values, binary=True)
@@ -88,8 +92,9 @@ def _numbered(text: str) -> str:
     return re.sub("%s", lambda _: f"${next(numbers)}", text)
 
 
-DRIVERS = {
+DRIVERS: dict[str, Callable[[str], AbstractAsyncContextManager[Run]]] = {
     REFERENCE: _psycopg,
+    "psycopg prepared": lambda url: _psycopg(url, prepare_threshold=0),
     "psycopg blocking": _psycopg_blocking,
     "asyncpg without cache": lambda url: _asyncpg(url, statement_cache_size=0),
     "asyncpg with cache": _asyncpg,
@@ -125,7 +130,7 @@ class Work:
 
 
 def _contestants(name: str, work: Work, runner: asyncio.Runner) -> dict[str, Callable[[], Figures]]:
-    def measured(begin: Callable[[], Any]) -> Callable[[], Figures]:
+    def measured(begin: Callable[[], Coroutine[Any, Any, int]]) -> Callable[[], Figures]:
         def measure() -> Figures:
             started, used = time.perf_counter(), time.process_time()
             jobs = runner.run(begin())
@@ -134,7 +139,7 @@ def _contestants(name: str, work: Work, runner: asyncio.Runner) -> dict[str, Cal
 
         return measure
 
-    contestants = {f"claim+settle of {batch}": measured(lambda n=batch: work.claim_and_settle(n)) for batch in BATCHES}
+    contestants = {f"claim+settle of {batch}": measured(partial(work.claim_and_settle, batch)) for batch in BATCHES}
     contestants["enqueue one by one"] = measured(work.enqueue)
     return {f"{what}, {name}": measure for what, measure in contestants.items()}
 
@@ -153,10 +158,10 @@ def _measured(url: str, progress: Progress) -> dict[str, list[Figures]]:
                 runner.run(work.open_session())
                 by_driver.append(_contestants(name, work, runner))
             # Each work with one driver after the other, then the next work.
-            contestants = dict(item for same in zip(*(each.items() for each in by_driver), strict=True) for item in same)
+            works = zip(*(contestants.items() for contestants in by_driver), strict=True)
             needed = JOBS * len(BATCHES) * len(DRIVERS)
             return in_turns(
-                contestants, ROUNDS, progress, lambda _: fill_just_enqueued(connection, NAMESPACE, needed)
+                dict(chain(*works)), ROUNDS, progress, lambda _: fill_just_enqueued(connection, NAMESPACE, needed)
             )
         finally:
             runner.run(stack.aclose())

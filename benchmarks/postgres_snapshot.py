@@ -1,7 +1,7 @@
 """Claim + settle on PostgreSQL while another connection holds a REPEATABLE READ snapshot, beside the rate before.
 
-While a snapshot is held, the server keeps every row that was deleted since, in the tables and in the indexes: queues that
-begin each claim at the head of their index fall to a sixth of their rate within a minute. Constant full load: one
+While a snapshot is held, the server keeps every row that was deleted since, in the tables and in the indexes: queues
+that begin each claim at the head of their index fall to a sixth of their rate within a minute. Constant full load: one
 connection claims 500 jobs after the other, another settles them (5 % fail and are retried up to two seconds later), a
 third keeps some ten thousand jobs ready, and a fourth enqueues in transactions that commit 0.7 s late. Half-way the
 tables are ANALYZEd. The figures are from 20 s before the snapshot and from its last 20 s.
@@ -83,9 +83,7 @@ class Load:
         turn = 0
         while not self.ending:
             begun = time.monotonic()
-            got = await self.store.claim(
-                ClaimRequest(session_id="bench", queues=("default",), limit=BATCH, turn=turn)
-            )
+            got = await self.store.claim(ClaimRequest(session_id="bench", queues=("default",), limit=BATCH, turn=turn))
             now = time.monotonic()
             self.claims.append((now, now - begun))
             turn += 1
@@ -161,7 +159,8 @@ def run(folder: Path) -> Iterator[dict[str, Any]]:
         measured = asyncio.run(_measure(server.url, progress))
     yield {
         "benchmark": f"postgres: claim + settle, last {MEASURED:.0f} s of a snapshot held for {HELD:.0f} s; "
-        f"slowest claim {measured['slowest_claim_ms']} ms, late commits seen within {measured['longest_late_wait_ms']} ms",
+        f"slowest claim {measured['slowest_claim_ms']} ms, "
+        f"late commits seen within {measured['longest_late_wait_ms']} ms",
         "ours": measured["held"],
         "reference": measured["before"],
         "ratio": measured["held"] / measured["before"],

@@ -17,7 +17,16 @@ from typing import Any, ClassVar, TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from msgspec.structs import replace
 
 from holdfast.errors import HoldfastError
@@ -39,7 +48,18 @@ from holdfast.lifecycle import (
 )
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import MICROSECONDS, Ports
-from holdfast.store import CancelAnswer, Checkpoint, ClaimRequest, DepthLimit, InsertStatus, JobQuery, QueueCounts, Session, SessionView, Store
+from holdfast.store import (
+    CancelAnswer,
+    Checkpoint,
+    ClaimRequest,
+    DepthLimit,
+    InsertStatus,
+    JobQuery,
+    QueueCounts,
+    Session,
+    SessionView,
+    Store,
+)
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
@@ -551,7 +571,7 @@ def agrees_with_memory(model: type[StoreModel], *, examples: int) -> None:
 
 
 def search_for_a_fault(model: type[StoreModel], *, examples: int) -> None:
-    """As before, for a store that is known to be broken: finding the fault is enough, without the shortest way to it."""
+    """As before, for a store that is known to be broken: finding the fault is enough, not the shortest way to it."""
     hurried = settings(_settings(examples), phases=[Phase.generate], database=None, report_multiple_bugs=False)
     run_state_machine_as_test(model, settings=hurried)
 

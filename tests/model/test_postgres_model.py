@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -46,13 +46,13 @@ class PostgresModel(StoreModel):
 
 
 @pytest.fixture(scope="module")
-def model(postgres_server: PostgresServer) -> Iterator[type[PostgresModel]]:
+def model(postgres_server: PostgresServer) -> type[PostgresModel]:
     PostgresModel.url = postgres_server.url
     PostgresStore(postgres_server.url, namespace=NAMESPACE).open_blocking()
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {NAMESPACE}_clock AS SELECT 0::bigint AS now_us".encode())
         connection.execute(_replaced("now() RETURNS bigint", f"SELECT now_us FROM {NAMESPACE}_clock"))
-    yield PostgresModel
+    return PostgresModel
 
 
 def _replaced(signature: str, body: str) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 
 from holdfast.job import SessionId
-from holdfast.ports import Ports
+from holdfast.ports import Ports, microseconds
 from holdfast.store import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres import PostgresStore
@@ -19,6 +19,7 @@ from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from holdfast.testing.suite import Harness
 from tests.mysql.helpers import sql, store_at
+from tests.postgres.helpers import Database, Travel
 
 
 class ManualHarness(Harness):
@@ -68,13 +69,16 @@ class SqliteHarness(ManualHarness):
 
 
 class PostgresHarness(Harness):
-    """A namespace of its own on a real server with a real clock."""
+    """A namespace of its own on a real server. `direct`: where the owner of the tables connects. `travel`: its clock,
+    if time is to pass at once.
+    """
 
-    step = 0.25
-
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, *, direct: str, travel: Travel | None = None) -> None:
         self.url = url
         self.namespace = namespace
+        self.step = 10.0 if travel else 0.25
+        self._direct = direct
+        self._travel = travel
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Store]:
@@ -85,7 +89,10 @@ class PostgresHarness(Harness):
         return self.open()
 
     async def pass_time(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        if self._travel:
+            self._travel.by(microseconds(seconds))
+        else:
+            await asyncio.sleep(seconds)
 
     async def erase_session(self, session_id: SessionId) -> None:
         self._execute(f"DELETE FROM {self.namespace}_sessions WHERE id = %s", session_id)
@@ -94,17 +101,15 @@ class PostgresHarness(Harness):
         self._execute(f"UPDATE {self.namespace}_sessions SET beat_at = beat_at - %s WHERE NOT open", int(seconds * 1e6))
 
     def _execute(self, text: str, *values: object) -> None:
-        with psycopg.connect(self.url, autocommit=True) as connection:
+        with psycopg.connect(self._direct, autocommit=True) as connection:
             connection.execute(text.encode(), values)
 
 
 def empty_postgres(url: str, namespace: str) -> None:
     """Leave nothing in the namespace but its schema, if it has one."""
-    tables = "waiting in_flight kept history tallies keys sessions paused checkpoints".split()
-    with psycopg.connect(url, autocommit=True) as connection:
-        if connection.execute("SELECT to_regclass(%s)", (f"{namespace}_schema",)).fetchone() != (None,):
-            # Deleted, not truncated: a truncated table has new files, and the server syncs each of them.
-            connection.execute(";".join(f"DELETE FROM {namespace}_{table}" for table in tables).encode())
+    with contextlib.closing(Database(url, namespace)) as database:
+        if database.exists():
+            database.empty()
 
 
 class MysqlHarness(Harness):

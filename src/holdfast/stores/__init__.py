@@ -16,7 +16,7 @@ from holdfast.store import Store
 
 
 def open_store(url: str, ports: Ports, *, existing: bool = False) -> Store:
-    """The store for `memory://`, `sqlite:///path` or `postgresql://…`, with the options of its query. Nothing is opened yet.
+    """The store for a URL such as `sqlite:///path` or `postgresql://…`, with its options. Nothing is opened yet.
 
     `existing`: one that is not there is an error when it opens, where the engine would otherwise create it.
     """
@@ -82,7 +82,8 @@ def _mysql(path: str, host: str, options: dict[str, str], ports: Ports, existing
     with _driver("mysql", "pymysql"), _driver("mysql", "asyncmy"):
         from holdfast.stores.mysql import MysqlStore
 
-    known: dict[str, Callable[[str], Any]] = {"namespace": str, "timeout": float, "unix_socket": str}
+    known: dict[str, Callable[[str], Any]] = dict.fromkeys(("namespace", "unix_socket", "ssl", "ssl_ca"), str)
+    known["timeout"] = float
     return MysqlStore(host, path, create=not existing, ports=ports, **_converted(options, known))
 
 

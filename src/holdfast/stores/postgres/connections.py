@@ -1,8 +1,8 @@
 """Connections to the server: a few for each event loop, a few for blocking calls, none shared over a fork.
 
-Every connection is in autocommit mode and keeps nothing between two statements (no prepared statements, no settings), so
-a pooler in transaction mode may stand in between. Every call has a deadline. A connection on which a call failed to end is
-thrown away; one that the server has closed meanwhile is noticed before it is used.
+Every connection is in autocommit mode and keeps nothing between two statements (no prepared statements, no settings),
+so a pooler in transaction mode may stand in between. Every call has a deadline. A connection on which a call failed to
+end is thrown away; one that the server has closed meanwhile is noticed before it is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import errors as sqlstates
+from psycopg import waiting
 from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
@@ -31,10 +33,27 @@ _MOST_PER_LOOP = 4
 _MOST_BLOCKING = 16
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
+_TIME_TO_CANCEL = 0.5
+"""Seconds beyond the deadline to ask the server not to go on with a statement that nobody waits for any more."""
 IN_THE_WAY = (sqlstates.SerializationFailure, sqlstates.DeadlockDetected, sqlstates.LockNotAvailable)
 """Another transaction got in the way, and nothing was written: try the statement again."""
 
 AsyncConnection = psycopg.AsyncConnection[TupleRow]
+
+
+class _Async(AsyncConnection):
+    """A connection of an event loop. Whoever gives up a statement asks the server to stop it, and does not wait until
+    it has: the driver would, for ten seconds beyond any deadline. The connection is of no use afterwards.
+    """
+
+    async def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        try:
+            return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
+        except asyncio.CancelledError:
+            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                with contextlib.suppress(psycopg.Error, OSError):
+                    await self.cancel_safe(timeout=_TIME_TO_CANCEL)
+            raise
 
 
 class _Blocking(psycopg.Connection[TupleRow]):
@@ -67,7 +86,7 @@ class Server:
     async def connect(self) -> AsyncConnection:
         """A new connection for the running event loop."""
         try:
-            return await psycopg.AsyncConnection.connect(autocommit=True, prepare_threshold=None, **self._options)
+            return await _Async.connect(autocommit=True, prepare_threshold=None, **self._options)
         except psycopg.Error as error:
             raise self._unreachable(error) from error
 
@@ -87,9 +106,13 @@ class Server:
         what = f"PostgreSQL says {said(error)} for {self.shown}"
         state = getattr(error, "sqlstate", None) or ""
         if isinstance(error, sqlstates.InsufficientPrivilege):
-            return StoreUnavailable(f"{what}: grant the role what docs/reference/postgresql.md lists. Nothing was written")
+            return StoreUnavailable(
+                f"{what}: grant the role what docs/reference/postgresql.md lists; nothing was written"
+            )
         if isinstance(error, (sqlstates.UndefinedTable, sqlstates.UndefinedFunction)):
-            return StoreUnavailable(f"{what}: are the tables there, and on the search_path? `holdfast migrate` makes them")
+            return StoreUnavailable(
+                f"{what}: are the tables there, and on the search_path? `holdfast migrate` makes them"
+            )
         lost = not state or state.startswith(("08", "57P")) or isinstance(error, TimeoutError)
         if lost and query.writes:
             return OutcomeUnknown(f"{what}: the connection was lost, so the write may or may not have happened")
@@ -308,4 +331,3 @@ async def drive_async(verb: Verb[T], execute: Callable[[Query], Awaitable[list[t
         return answer
     finally:
         verb.close()
-

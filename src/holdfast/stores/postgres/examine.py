@@ -1,4 +1,4 @@
-"""What a PostgreSQL server says about itself: what an accepted job survives in it, and whether anything is in the way."""
+"""What a PostgreSQL server says about itself: what an accepted job survives in it, and what is in the way."""
 
 # The only names ever put into SQL text are the namespace, which is checked, and our own constants.
 # ruff: noqa: S608
@@ -68,7 +68,9 @@ def _durability(connection: psycopg.Connection[Any]) -> list[Finding]:
         ]
     )
     findings = [
-        Finding("survives", survives, Verdict.BAD if not (fsync and whole_pages) else Verdict.OK if power else Verdict.WEAK),
+        Finding(
+            "survives", survives, Verdict.BAD if not (fsync and whole_pages) else Verdict.OK if power else Verdict.WEAK
+        ),
         Finding(
             "synchronous_commit",
             commit,
@@ -99,10 +101,11 @@ def _oldest_transaction(connection: psycopg.Connection[Any]) -> Finding:
         connection,
         """SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
                   pg_has_role('pg_read_all_stats', 'USAGE')
-           FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)""",
+           FROM pg_stat_activity
+           WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)""",
     )
     if seconds < _OLD_TRANSACTION:
-        hidden = "" if sees_all else "; those of other roles are hidden from this one: GRANT pg_read_all_stats shows them"
+        hidden = "" if sees_all else "; those of other roles are hidden: GRANT pg_read_all_stats shows them"
         return Finding("oldest transaction", f"{seconds:.1f} s{hidden}")
     return Finding(
         "oldest transaction",
@@ -124,7 +127,9 @@ def _dead_rows(connection: psycopg.Connection[Any], namespace: str) -> Finding:
     value = f"{ratio:.0%} of the hot tables' rows ({dead:,} dead, {live:,} live, as last counted by the server)"
     if dead < _DEAD_WORTH_MENTION or ratio < _MANY_DEAD:
         return Finding("dead rows", value)
-    return Finding("dead rows", value, Verdict.WEAK, "autovacuum does not keep up: is it on, or is a transaction in its way?")
+    return Finding(
+        "dead rows", value, Verdict.WEAK, "autovacuum does not keep up: is it on, or is a transaction in its way?"
+    )
 
 
 def _oldest_ready(connection: psycopg.Connection[Any], namespace: str) -> Finding:

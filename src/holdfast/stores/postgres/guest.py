@@ -117,7 +117,7 @@ def _blocking(connection: object) -> tuple[Callable[[Query], Rows], Any]:
         )
     if getattr(driver, "autocommit", False):
         _require_transaction(behind)
-    elif connection is driver and driver.closed:
+    elif connection is driver and getattr(driver, "closed", False):
         raise ForeignConnection(_CLOSED)
     numbered = _is_of(behind, "asyncpg")
 

@@ -1,8 +1,8 @@
 """Wake-ups from other processes: one connection per waiting worker that listens to the namespace's channel.
 
-Whoever enqueues says so, with the name of the queue: in the same transaction, and at most once in a few milliseconds per
-process and queue, never once per row. Through a pooler in transaction mode nothing would ever be heard: a sound of our own,
-made at the start, shows it, and a steady, slow pulse takes the place of what is heard. Polling finds everything.
+Whoever enqueues says so, with the name of the queue: in the same transaction, and at most once in a few milliseconds
+per process and queue, never once per row. Through a pooler in transaction mode nothing would ever be heard: a sound of
+our own, made at the start, shows it, and a slow, steady pulse takes the place of what is heard. Polling is the truth.
 """
 
 from __future__ import annotations

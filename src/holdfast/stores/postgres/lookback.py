@@ -52,8 +52,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class LookBack:
-    """The lanes known, where the last claim of each ended, and when each depth was looked at. Claims of several threads may
-    share it: what one writes over another costs a look, no job.
+    """The lanes known, where the last claim of each ended, and when each depth was looked at. Claims of several threads
+    may share it: what one writes over another costs a look, no job.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -156,7 +156,7 @@ def _named(lane: Lane, **more: object) -> dict[str, Any]:
 
 
 def _gaps(queue: str, lanes: Sequence[Lane]) -> list[dict[str, Any]]:
-    """The spaces before, between and after these lanes, which are sorted: a job there is in a lane that is not known."""
+    """The spaces before, between and after these sorted lanes: a job there is in a lane that is not known."""
     gaps: list[dict[str, Any]] = []
     below = _LOWEST
     for priority, group in groupby(lanes, key=attrgetter("priority")):

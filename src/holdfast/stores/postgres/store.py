@@ -1,13 +1,15 @@
-"""`PostgresStore`: the port on a PostgreSQL database. Every verb is carried out by `Connections` from what `Verbs` says."""
+"""`PostgresStore`: the port on a PostgreSQL database. `Verbs` says what to ask, `Connections` asks it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import weakref
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -39,19 +41,21 @@ from holdfast.stores.postgres.listener import Announcer, Listener
 from holdfast.stores.postgres.lookback import LookBack
 from holdfast.stores.postgres.migrate import migrate, require_current
 from holdfast.stores.postgres.verbs import CHECKPOINT_MOVED, QUEUE_IS_FULL, Verb, Verbs
+from holdfast.stores.threads import on_thread
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
 _FULL_COUNT_EVERY = 12
+_NAMESPACE = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 
 class PostgresStore:
     """A `Store` in a PostgreSQL database, 13 or newer. Opens, and makes the tables, when it is first used.
 
-    `url`: as libpq takes it, without our own options. `namespace`: what the names of the tables begin with. `timeout` in
-    seconds bounds every statement. `notify=False`: no wake-ups between processes, polling alone. `create=False`: a database
-    without our tables is an error.
+    `url`: as libpq takes it, without our own options. `namespace`: what the names of the tables begin with. `timeout`
+    in seconds bounds every statement. `notify=False`: no wake-ups between processes, polling alone. `create=False`: a
+    database without our tables is an error.
     """
 
     def __init__(
@@ -64,8 +68,10 @@ class PostgresStore:
         create: bool = True,
         ports: Ports = SYSTEM,
     ) -> None:
-        if not namespace.isidentifier() or not namespace.isascii() or namespace.lower() != namespace or len(namespace) > 40:
-            raise InvalidOption(f"namespace {namespace!r:.60} must be a name of lower-case letters, digits and '_', up to 40")
+        if not _NAMESPACE.fullmatch(namespace):
+            raise InvalidOption(
+                f"namespace {shown(namespace)} must be a letter and then up to 39 letters, digits or '_', in lower case"
+            )
         if not 0.1 <= timeout <= 3600:
             raise InvalidOption(f"timeout must be 0.1 to 3600 seconds, not {timeout!r:.40}")
         self._url = url
@@ -104,7 +110,7 @@ class PostgresStore:
                             migrate(connection, namespace, where=self.server.shown)
                         else:
                             require_current(connection, namespace, where=self.server.shown)
-                        row = connection.execute(f"SELECT id FROM {namespace}_identity".encode()).fetchone()
+                        row = connection.execute(f"SELECT id FROM {namespace}_identity".encode()).fetchone()  # noqa: S608
                     except psycopg.Error as error:
                         raise StoreUnavailable(f"cannot open {self.server.shown}: {said(error)}") from error
                 identity = str(row[0]) if row else ""
@@ -112,7 +118,9 @@ class PostgresStore:
             return identity
 
     async def _opened(self) -> str:
-        return self._identity or await asyncio.to_thread(self.open_blocking)
+        if self._identity is not None:
+            return self._identity
+        return await on_thread(self.open_blocking, name="holdfast-postgres-opener", ports=self._ports)
 
     def close(self) -> None:
         """Close every connection. The store opens again if it is used again."""
@@ -192,9 +200,7 @@ class PostgresStore:
         self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """See `Store.insert_on`. Workers are woken by the commit."""
-        return self._guests.run(
-            connection, self.open_blocking(), self._insert_verb(jobs, limits), instead="aenqueue"
-        )
+        return self._guests.run(connection, self.open_blocking(), self._insert_verb(jobs, limits), instead="aenqueue")
 
     async def ainsert_on(
         self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
@@ -215,14 +221,12 @@ class PostgresStore:
     async def beat(self, session_id: SessionId) -> Beat:
         """See `Store.beat`.
 
-        What the session holds is counted from the oldest claim that the last beat found, or from a little before that beat:
-        further back, there is nothing left but traces. A claim that takes effect later than that is found by the full
-        count of every `_FULL_COUNT_EVERY`th beat.
+        What the session holds is counted from the oldest claim that the last beat found, or from a little before that
+        beat: further back, there is nothing left but traces. A claim that takes effect later than that is found by the
+        full count of every `_FULL_COUNT_EVERY`th beat.
         """
         number, since = self._counted.get(session_id, (0, 0))
-        beat, now, oldest = await self._run(
-            self._verbs.beat(session_id, since if number % _FULL_COUNT_EVERY else 0)
-        )
+        beat, now, oldest = await self._run(self._verbs.beat(session_id, since if number % _FULL_COUNT_EVERY else 0))
         if beat.open:
             settled = now - round(2 * self.server.timeout * MICROSECONDS)
             self._counted[session_id] = (number + 1, settled if oldest is None else min(oldest, settled))
@@ -328,7 +332,8 @@ class PostgresStore:
 
     async def examine(self, *, deep: bool = False) -> list[Finding]:
         """See `Examinable.examine`. `deep` asks for nothing more here: the server checks its own pages."""
-        return await asyncio.to_thread(examine, self.server, self._verbs.namespace)
+        look = partial(examine, self.server, self._verbs.namespace)
+        return await on_thread(look, name="holdfast-postgres-examiner", ports=self._ports)
 
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`."""
@@ -350,8 +355,8 @@ def _conninfo(url: str) -> dict[str, Any]:
     except psycopg.ProgrammingError:
         # The driver's own message may quote the part with the password in it.
         raise InvalidOption(
-            "the store URL cannot be read: it is postgresql://user:password@host:port/database, with special characters "
-            "escaped, as %40 for @"
+            "the store URL cannot be read: it is postgresql://user:password@host:port/database, with special "
+            "characters escaped, as %40 for @"
         ) from None
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.errors import SessionClosed
-from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State, is_job_id
+from holdfast.job import ENDED, Job, JobId, Lease, NewJob, SessionId, State, is_job_id
 from holdfast.lifecycle import Applied, Move, Standing, judge
 from holdfast.store import (
     Beat,
@@ -49,6 +49,8 @@ _MOST_REPLANNED = 3
 _CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
 """What `_claim` says when it has claimed nothing because of it."""
 _NO_ID = "00000000-0000-0000-0000-000000000000"
+_LISTED = {"waiting_jobs": {State.READY}, "held_jobs": {State.IN_FLIGHT}, "kept_jobs": ENDED, "past_jobs": ENDED}
+"""The views that `find` reads, and the states of the jobs in each."""
 
 
 class Query(msgspec.Struct, frozen=True, gc=False):
@@ -136,7 +138,8 @@ class Verbs:
                     SELECT id FROM {ns}_sessions
                     WHERE id = %s::text AND open AND (%s::bigint IS NULL OR beat = %s::bigint) FOR UPDATE
                 )
-                UPDATE {ns}_sessions x SET open = false, beat_at = {ns}_now() FROM s WHERE x.id = s.id RETURNING true""",
+                UPDATE {ns}_sessions x SET open = false, beat_at = {ns}_now()
+                FROM s WHERE x.id = s.id RETURNING true""",
             (session_id, if_beat, if_beat),
         )
         return bool(rows)
@@ -239,7 +242,8 @@ class Verbs:
         for move in refused:
             ns = self.namespace
             rows = yield Query(
-                f"""SELECT j.id::text, j.state, j.reason, j.version, j.session_id, coalesce(s.open, false), j.cancel_asked
+                f"""SELECT j.id::text, j.state, j.reason, j.version, j.session_id, coalesce(s.open, false),
+                           j.cancel_asked
                     FROM {ns}_get(%s::uuid) j LEFT JOIN {ns}_sessions s ON s.id = j.session_id""",
                 (move.job_id,),
                 writes=False,
@@ -313,7 +317,7 @@ class Verbs:
         return job_from_row(rows[0]) if rows else None
 
     def find(self, query: JobQuery) -> Verb[Page]:
-        """See `Store.find`."""
+        """See `Store.find`. Each table gives its newest."""
         conditions, values = ["true"], []
         for condition, value in (
             ("state = ANY (%s::text[])", list(query.states) or None),
@@ -325,10 +329,15 @@ class Verbs:
             if value is not None:
                 conditions.append(condition)
                 values.append(value)
+        tables = [table for table, states in _LISTED.items() if not query.states or states & {*query.states}]
+        newest = " UNION ALL ".join(
+            f"""(SELECT {_COLUMNS} FROM {self.namespace}_{table} j WHERE {" AND ".join(conditions)}
+                 ORDER BY j.id DESC LIMIT %s::int)"""
+            for table in tables
+        )
         rows = yield Query(
-            f"""SELECT {_COLUMNS} FROM {self.namespace}_jobs j WHERE {" AND ".join(conditions)}
-                ORDER BY j.id DESC LIMIT %s::int""",
-            (*values, query.limit + 1),
+            f'SELECT * FROM ({newest}) j ORDER BY id COLLATE "C" DESC LIMIT %s::int',
+            (*(*values, query.limit + 1) * len(tables), query.limit + 1),
             writes=False,
         )
         page = tuple(job_from_row(row) for row in rows[: query.limit])

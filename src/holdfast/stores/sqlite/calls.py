@@ -107,22 +107,6 @@ class CallThread:
             self._thread.join(self._timeout + _REPLY_GRACE)
 
 
-def on_thread(work: Callable[[], T], *, name: str, ports: Ports) -> asyncio.Future[T]:
-    """What the work answers, done on a thread of its own. It goes on if nobody awaits it any more."""
-    loop = asyncio.get_running_loop()
-    call = Call(lambda _: None, 0.0, loop, loop.create_future())
-
-    def run() -> None:
-        try:
-            call.answer = work()
-        except BaseException as error:
-            call.error = error
-        reply([call])
-
-    ports.spawner.thread(run, name)
-    return call.future
-
-
 def reply(calls: list[Call]) -> None:
     """Hand every call its answer or error, on its own loop. Doing it twice is harmless."""
     loops: dict[asyncio.AbstractEventLoop, list[Call]] = {}

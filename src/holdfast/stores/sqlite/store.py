@@ -36,7 +36,6 @@ from holdfast.store import (
     SessionView,
 )
 from holdfast.stores.guests import on_guest, require_blocking
-from holdfast.stores.sqlite.calls import on_thread
 from holdfast.stores.sqlite.examine import examine_file, examine_settings, examine_waiting
 from holdfast.stores.sqlite.file import check_options, create_private, refuse_network_file_system
 from holdfast.stores.sqlite.guest import GuestConnection, write_on
@@ -44,6 +43,7 @@ from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.verbs import Verbs
 from holdfast.stores.sqlite.writer import Writer, store_error
+from holdfast.stores.threads import on_thread
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")

@@ -125,32 +125,34 @@ CREATE TABLE {ns}_checkpoints (
     queue text COLLATE "C" NOT NULL, name text COLLATE "C" NOT NULL, value text, PRIMARY KEY (queue, name)
 );
 
--- Every job, with its columns in one order.
+-- Every job, with its columns in one order: those of each table, and all. A list is read table by table, newest first: of the
+-- whole view, the history would be sorted.
+CREATE VIEW {ns}_waiting_jobs AS
+    SELECT id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window,
+           correlation_id, created_at, 'ready' AS state, reason, run_at, version, session_id, attempt, failures, crashes,
+           snoozes, suspect, false AS cancel_asked, claimed_at, failure_history, progress, NULL::bigint AS ended_at,
+           NULL::bytea AS result
+    FROM {ns}_waiting;
 CREATE VIEW {ns}_held_jobs AS
     SELECT id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window,
            correlation_id, created_at, 'in_flight' AS state, reason, run_at, version, session_id, attempt, failures,
            crashes, snoozes, suspect, cancel_asked, claimed_at, failure_history, progress, NULL::bigint AS ended_at,
            NULL::bytea AS result
     FROM {ns}_in_flight;
-CREATE VIEW {ns}_jobs AS
-    SELECT id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window,
-           correlation_id, created_at, 'ready' AS state, reason, run_at, version, session_id, attempt, failures, crashes,
-           snoozes, suspect, false AS cancel_asked, claimed_at, failure_history, progress, NULL::bigint AS ended_at,
-           NULL::bytea AS result
-    FROM {ns}_waiting
-    UNION ALL
-    SELECT * FROM {ns}_held_jobs
-    UNION ALL
+CREATE VIEW {ns}_kept_jobs AS
     SELECT id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window,
            correlation_id, created_at, state, reason, run_at, version, session_id, attempt, failures, crashes, snoozes,
            suspect, cancel_asked, claimed_at, failure_history, progress, ended_at, result
-    FROM {ns}_kept
-    UNION ALL
+    FROM {ns}_kept;
+CREATE VIEW {ns}_past_jobs AS
     SELECT id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window,
            correlation_id, created_at, state, reason, run_at, version, session_id, attempt, failures, crashes, snoozes,
            suspect, cancel_asked, claimed_at, failure_history, progress, ended_at, result
     FROM {ns}_history
     WHERE expires_at > {ns}_now() OR (expires_at, id) > (SELECT p.expires_at, p.id FROM {ns}_pruned p);
+CREATE VIEW {ns}_jobs AS
+    SELECT * FROM {ns}_waiting_jobs UNION ALL SELECT * FROM {ns}_held_jobs
+    UNION ALL SELECT * FROM {ns}_kept_jobs UNION ALL SELECT * FROM {ns}_past_jobs;
 
 CREATE FUNCTION {ns}_get(wanted uuid) RETURNS SETOF {ns}_jobs LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
@@ -200,11 +202,13 @@ BEGIN
         END IF;
     END IF;
     IF near THEN
+        -- OFFSET 0: otherwise all that has not expired would be read once and kept in a hash table.
         SELECT array_agg(i.id) INTO known FROM unnest(p_ids) i (id)
-        WHERE EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id = i.id)
-           OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id = i.id)
+        WHERE EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id = i.id OFFSET 0)
+           OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id = i.id OFFSET 0)
            OR EXISTS (SELECT FROM {ns}_history x WHERE x.id = i.id
-                      AND (x.expires_at > now_us OR (x.expires_at, x.id) > (SELECT p.expires_at, p.id FROM {ns}_pruned p)));
+                      AND (x.expires_at > now_us OR (x.expires_at, x.id) > (SELECT p.expires_at, p.id FROM {ns}_pruned p))
+                      OFFSET 0);
     END IF;
     RETURN known;
 END $$;
@@ -832,11 +836,13 @@ END $$;
 
 -- Plain SQL.
 
--- A UUIDv7 from the clock and random bits, as clients make them.
+-- A UUIDv7 from the clock and random bits, as clients make them. Twelve of the bits tell the fraction of the millisecond: the ids
+-- of one statement, which are due at the same time, rise.
 CREATE FUNCTION {ns}_new_id() RETURNS uuid LANGUAGE sql VOLATILE
 AS $$
-    SELECT (lpad(to_hex({ns}_now() / 1000), 12, '0') || '7' || substr(md5(random()::text || clock_timestamp()::text), 1, 3)
+    SELECT (lpad(to_hex(us / 1000), 12, '0') || '7' || lpad(to_hex(us % 1000 * 4096 / 1000), 3, '0')
             || substr('89ab', 1 + (random() * 3)::int, 1) || substr(replace(gen_random_uuid()::text, '-', ''), 18))::uuid
+    FROM (SELECT {ns}_now() + (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint AS us) clock
 $$;
 
 -- The jobs that wait, for people. INSERT INTO {ns}_ready (task, payload) is a valid enqueue.
@@ -864,8 +870,10 @@ BEGIN
        OR NEW.task_version !~ '^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$' THEN
         RAISE EXCEPTION 'holdfast: task, queue and task_version must be 1 to 128 letters, digits, "_", "." or "-"'
             USING ERRCODE = 'check_violation';
-    ELSIF octet_length(NEW.share) > 128 OR octet_length(NEW.correlation_id) NOT BETWEEN 1 AND 256 THEN
-        RAISE EXCEPTION 'holdfast: share has at most 128 bytes, correlation_id 1 to 256' USING ERRCODE = 'check_violation';
+    ELSIF octet_length(NEW.share) > 128 OR octet_length(NEW.correlation_id) NOT BETWEEN 1 AND 256
+       OR concat(NEW.share, NEW.correlation_id) ~ '[\u0001-\u001f\u007f]' THEN
+        RAISE EXCEPTION 'holdfast: share has at most 128 bytes, correlation_id 1 to 256, and neither has control characters'
+            USING ERRCODE = 'check_violation';
     ELSIF NEW.priority NOT BETWEEN -100 AND 100 THEN
         RAISE EXCEPTION 'holdfast: priority must be a whole number from -100 to 100' USING ERRCODE = 'check_violation';
     ELSIF NEW.max_retries NOT BETWEEN 0 AND 1000 THEN
