@@ -151,9 +151,7 @@ class Holdfast:
     # Jobs.
 
     @overload
-    async def aenqueue_many(
-        self, calls: Iterable[PreparedJob[R]], *, connection: Any = None
-    ) -> list[JobHandle[R]]: ...
+    async def aenqueue_many(self, calls: Iterable[PreparedJob[R]], *, connection: Any = None) -> list[JobHandle[R]]: ...
 
     @overload
     async def aenqueue_many(

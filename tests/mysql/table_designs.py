@@ -19,8 +19,10 @@ import pymysql
 import uuid_utils
 
 REST = """task VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, payload LONGBLOB NOT NULL,
-    task_version VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '1', created_at BIGINT NOT NULL DEFAULT 0,
-    reason VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT 'enqueued', version BIGINT NOT NULL DEFAULT 0,
+    task_version VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '1',
+    created_at BIGINT NOT NULL DEFAULT 0,
+    reason VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT 'enqueued',
+    version BIGINT NOT NULL DEFAULT 0,
     session_id VARBINARY(128), attempt INT NOT NULL DEFAULT 0, failures INT NOT NULL DEFAULT 0,
     crashes INT NOT NULL DEFAULT 0, snoozes INT NOT NULL DEFAULT 0, suspect TINYINT NOT NULL DEFAULT 0,
     cancel_asked TINYINT NOT NULL DEFAULT 0, max_retries INT NOT NULL DEFAULT 3, retention BIGINT NOT NULL DEFAULT 0,
@@ -31,14 +33,15 @@ LANE = """id CHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     share VARBINARY(128) NOT NULL, run_at BIGINT NOT NULL"""
 COPIED = (
     "id, queue, priority, share, run_at, task, payload, task_version, created_at, attempt, failures, crashes, snoozes, "
-    "suspect, cancel_asked, max_retries, retention, `key`, key_hash, key_window, correlation_id, failure_history, progress"
+    "suspect, cancel_asked, max_retries, retention, `key`, key_hash, key_window, correlation_id, "
+    "failure_history, progress"
 )
 ENDED = f"""CREATE TABLE bench_ended ({LANE}, {REST}, state VARCHAR(16), ended_at BIGINT, expires_at BIGINT,
     result LONGBLOB, PRIMARY KEY (id), KEY (state, expires_at)) ENGINE=InnoDB"""
 TABLES = {
     "moved": (
         f"""CREATE TABLE bench_ready ({LANE}, {REST}, PRIMARY KEY (queue, priority, share, run_at, id),
-            UNIQUE KEY (id)) ENGINE=InnoDB""",
+            UNIQUE KEY by_id (id)) ENGINE=InnoDB""",
         f"CREATE TABLE bench_flight ({LANE}, {REST}, PRIMARY KEY (id), KEY (session_id)) ENGINE=InnoDB",
     ),
     "in place": (
@@ -76,10 +79,9 @@ def measure(connection: pymysql.Connection[Any], design: str, jobs: int, batch: 
         if design == "moved":
             cursor.execute(
                 f"INSERT INTO bench_flight ({COPIED}, version, session_id, claimed_at) SELECT {COPIED}, version + 1, "
-                f"'s', 1 FROM bench_ready WHERE {lane} AND run_at <= 2000000000 AND id IN ({among})"
+                f"'s', 1 FROM bench_ready FORCE INDEX (by_id) WHERE id IN ({among})"
             )
-            keys = ",".join(f"('default',5,'',{row[4]},'{row[0]}')" for row in claimed)
-            cursor.execute(f"DELETE FROM bench_ready WHERE (queue, priority, share, run_at, id) IN ({keys})")
+            cursor.execute(f"DELETE j FROM bench_ready j FORCE INDEX (by_id) WHERE j.id IN ({among})")
         else:
             cursor.execute(
                 f"UPDATE bench_ready SET state = 'in_flight', reason = 'claimed', session_id = 's', claimed_at = 1, "

@@ -289,12 +289,11 @@ async def _never_beat(self: Heart) -> None:
     await asyncio.sleep(3600)
 
 
-async def _close_by_the_wall_clock(self: Rescue) -> None:
+async def _close_by_the_wall_clock(self: Rescue) -> bool:
     """What a simple queue does: no counter is watched, two clocks are compared."""
     now = time.time_ns() // 1000
-    for view in await self._store.sessions():
-        if view.open and now - view.beat_at > self._ttl * MICROSECONDS:
-            await self._store.close_session(view.id)
+    late = [v.id for v in await self._store.sessions() if v.open and now - v.beat_at > self._ttl * MICROSECONDS]
+    return any([await self._store.close_session(session_id) for session_id in late])
 
 
 def _nothing_started(self: Board) -> list[Started]:

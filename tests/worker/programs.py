@@ -168,16 +168,16 @@ class Program:
         assert self.exit_code() == -signal.SIGKILL
 
 
-class World:
-    """One test: a folder with a store, a ledger and gates, and the programs that work on it."""
+class Stage:
+    """One test on any engine: a folder with a ledger and gates, and the programs that work on a store."""
 
-    def __init__(self, folder: Path, *, timeout: float = 10.0) -> None:
+    application = "tests.worker.program:app"
+
+    def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
-        self.database = folder / "jobs.db"
-        self.url = f"sqlite:///{self.database}?timeout={timeout:g}"
+        self.url = url
         self.programs: list[Program] = []
-        self._app = Holdfast(self.url).open()
-        self._db = sqlite3.connect(self.database, isolation_level=None, timeout=30, check_same_thread=False)
+        self._app = Holdfast(url).open()
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +195,6 @@ class World:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-        self._db.close()
         self._app.close()
         if error is not None:
             for program in self.programs:
@@ -216,9 +215,8 @@ class World:
         """`holdfast worker`, with all its processes up."""
         options = {"processes": processes, "concurrency": concurrency, "lease-ttl": ttl, "grace": grace}
         named = [word for name, value in options.items() for word in (f"--{name}", value)]
-        application = "tests.worker.program:app"
         program = self.start(
-            ["holdfast.cli", "worker", application, *named, "--log-format", "json", *more], **environment
+            ["holdfast.cli", "worker", self.application, *named, "--log-format", "json", *more], **environment
         )
         program.wait_for("worker started", times=processes)
         return program
@@ -234,7 +232,8 @@ class World:
     ) -> Program:
         """The same, without waiting until it is up."""
         settings = WorkerSettings(concurrency=concurrency, lease_ttl=ttl, grace=grace, keepers=keepers)
-        return self.start(["tests.worker.program_alone", msgspec.json.encode(settings).decode()], **environment)
+        arguments = [self.application, msgspec.json.encode(settings).decode()]
+        return self.start(["tests.worker.program_alone", *arguments], **environment)
 
     def keeper(self, *, ttl: float = TTL) -> Program:
         """`holdfast keep`, up."""
@@ -280,22 +279,6 @@ class World:
                 continue
         return found
 
-    def pause(self, *programs: Program) -> None:
-        """Stop the programs (SIGSTOP), but not in the middle of a write: that would stop everybody else, too."""
-        while True:
-            for program in programs:
-                program.signal(signal.SIGSTOP)
-            eventually(lambda: all(program.is_stopped() for program in programs), "they are stopped")
-            impatient = sqlite3.connect(self.database, isolation_level=None, timeout=0)
-            try:
-                impatient.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError:
-                for program in programs:
-                    program.signal(signal.SIGCONT)
-            finally:
-                impatient.close()
-
     # Jobs.
 
     def enqueue(self, task: str, *, max_retries: int = 3, **arguments: Any) -> str:
@@ -312,6 +295,61 @@ class World:
 
     def open_gate(self, gate: str) -> None:
         (self.folder / f"gate-{gate}").touch()
+
+    # The ledger.
+
+    def entries(self, event: str = "start", job_id: str | None = None, task: str | None = None) -> list[Entry]:
+        """What handlers noted, in the order in which they did."""
+        try:
+            text = (self.folder / "ledger").read_bytes()
+        except FileNotFoundError:
+            return []
+        entries = [msgspec.json.decode(line, type=Entry) for line in text.split(b"\n")[:-1]]
+        return [
+            entry
+            for entry in entries
+            if entry.event == event and job_id in (None, entry.job) and task in (None, entry.task)
+        ]
+
+    def wait_for_entry(self, job_id: str, event: str = "start", *, times: int = 1) -> Entry:
+        """What the handler noted, the so many-th time."""
+        eventually(lambda: len(self.entries(event, job_id)) >= times, f"{times} x {event!r} of job {job_id}")
+        return self.entries(event, job_id)[times - 1]
+
+    def runs(self) -> Counter[str]:
+        """How often each job was started."""
+        return Counter(entry.job for entry in self.entries())
+
+
+class World(Stage):
+    """One test on a SQLite file."""
+
+    def __init__(self, folder: Path, *, timeout: float = 10.0) -> None:
+        self.database = folder / "jobs.db"
+        super().__init__(folder, f"sqlite:///{self.database}?timeout={timeout:g}")
+        self._db = sqlite3.connect(self.database, isolation_level=None, timeout=30, check_same_thread=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self._db.close()
+
+    def pause(self, *programs: Program) -> None:
+        """Stop the programs (SIGSTOP), but not in the middle of a write: that would stop everybody else, too."""
+        while True:
+            for program in programs:
+                program.signal(signal.SIGSTOP)
+            eventually(lambda: all(program.is_stopped() for program in programs), "they are stopped")
+            impatient = sqlite3.connect(self.database, isolation_level=None, timeout=0)
+            try:
+                impatient.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                for program in programs:
+                    program.signal(signal.SIGCONT)
+            finally:
+                impatient.close()
 
     def sql(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """One statement, as any other program would send it."""
@@ -359,27 +397,3 @@ class World:
     def open_sessions(self) -> dict[str, int]:
         """The sessions that the store counts as open, with their processes."""
         return dict(self.sql("SELECT id, pid FROM holdfast_sessions WHERE open"))
-
-    # The ledger.
-
-    def entries(self, event: str = "start", job_id: str | None = None, task: str | None = None) -> list[Entry]:
-        """What handlers noted, in the order in which they did."""
-        try:
-            text = (self.folder / "ledger").read_bytes()
-        except FileNotFoundError:
-            return []
-        entries = [msgspec.json.decode(line, type=Entry) for line in text.split(b"\n")[:-1]]
-        return [
-            entry
-            for entry in entries
-            if entry.event == event and job_id in (None, entry.job) and task in (None, entry.task)
-        ]
-
-    def wait_for_entry(self, job_id: str, event: str = "start", *, times: int = 1) -> Entry:
-        """What the handler noted, the so many-th time."""
-        eventually(lambda: len(self.entries(event, job_id)) >= times, f"{times} x {event!r} of job {job_id}")
-        return self.entries(event, job_id)[times - 1]
-
-    def runs(self) -> Counter[str]:
-        """How often each job was started."""
-        return Counter(entry.job for entry in self.entries())

@@ -296,7 +296,7 @@ class WorkerService:
         return task
 
     async def _keep_running(self, name: str, part: Loop) -> None:
-        """Run a part until it returns; start it again, a little later each time, when it fails."""
+        """Run a part until it returns; start it again when it fails, after a pause that grows if it fails at once."""
         pause = _FIRST_PAUSE
         while True:
             began = self._ports.clock.monotonic()
@@ -304,8 +304,8 @@ class WorkerService:
                 await part()
                 return
             except Exception as error:
-                if self._ports.clock.monotonic() - began > _LONGEST_PAUSE:
-                    pause = _FIRST_PAUSE
+                if self._ports.clock.monotonic() - began > pause:
+                    pause = _FIRST_PAUSE  # it has worked meanwhile, or waited long enough for an answer
                 retry_in = pause * (0.5 + self._ports.random.fraction())
                 tell(self._listener, PartFailed(self.worker_id, name, f"{type(error).__name__}: {error}", retry_in))
                 if self._wish and name == "claimer":

@@ -57,7 +57,7 @@ class Claims:
         closed = {row[0] for row in paused.rows}
         heads = yield from self._lanes([queue for queue in request.queues if queue not in closed], hops, found)
         jobs: list[Job] = []
-        for queue, lanes in heads.items():
+        for lanes in heads.values():
             if len(jobs) < request.limit:
                 due = [lane for lane, head in lanes.items() if head <= now]
                 jobs += yield from self._draw(due, request, request.limit - len(jobs), now)
@@ -95,7 +95,7 @@ class Claims:
     def _lanes(
         self, queues: Sequence[str], hops: Sequence[_Hop], found: Sequence[Answer]
     ) -> Plan[dict[str, dict[Lane, int]]]:
-        """The lanes of each queue that have jobs, each with its first due time. Mostly the first looks have found all."""
+        """The lanes of each queue that have jobs, each with its first due time. Mostly the first look found all."""
         known: dict[_Hop, tuple[Lane, int] | None] = {}
         while True:
             known.update((hop, self._first(hop[0], answer)) for hop, answer in zip(hops, found, strict=True))
@@ -125,6 +125,7 @@ class Claims:
         """What `lanes.draw` takes from these lanes. It calls, we yield: so it is run again after each answer."""
         groups = serving_order(lanes, request.turn)
         answered: list[list[Job]] = []
+        taken: dict[Lane, Job] = {}
         while True:
             replayed = iter(answered)
 
@@ -136,14 +137,21 @@ class Claims:
             try:
                 return draw(groups, limit, pull)
             except _Wanted as wanted:
-                [answer] = yield Batch([self._pull(wanted.lane, wanted.most, request.session_id, now)])
+                lane, last = wanted.lane, taken.get(wanted.lane)
+                [answer] = yield Batch([self._pull(lane, last, wanted.most, request.session_id, now)])
                 answered.append([job_from_row(row) for row in answer.rows])
+                if answer.rows:
+                    taken[lane] = answered[-1][-1]
 
-    def _pull(self, lane: Lane, most: int, session_id: SessionId, now: int) -> str:
+    def _pull(self, lane: Lane, last: Job | None, most: int, session_id: SessionId, now: int) -> str:
+        """The next jobs of a lane, behind the last that was taken: our own locks keep nobody out but others."""
         columns = selected("in_flight", **self._handed_over(session_id, now))
+        behind = (
+            "" if last is None else f" AND run_at >= {last.run_at} AND (run_at > {last.run_at} OR id > '{last.id}')"
+        )
         return (
-            f"SELECT {columns} FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE {_in_lane(lane)} AND run_at <= {now} "
-            f"ORDER BY run_at, id LIMIT {most} FOR UPDATE SKIP LOCKED"
+            f"SELECT {columns} FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE {_in_lane(lane)} "
+            f"AND run_at <= {now}{behind} ORDER BY run_at, id LIMIT {most} FOR UPDATE SKIP LOCKED"
         )
 
     @staticmethod

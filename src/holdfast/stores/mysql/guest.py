@@ -1,13 +1,14 @@
 """The caller's own connection as a place for our statements: the jobs share the fate of the caller's transaction.
 
-Accepted are a connection of PyMySQL or mysqlclient, one of asyncmy or aiomysql (awaited), and SQLAlchemy's Session or
-Connection on any of them; its AsyncSession and AsyncConnection arrive here through their own `run_sync`.
+Accepted are a connection of PyMySQL, one of asyncmy or aiomysql (awaited), and SQLAlchemy's Session or Connection on
+any of them; its AsyncSession and AsyncConnection arrive here through their own `run_sync`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from holdfast.errors import ForeignConnection
@@ -127,8 +128,7 @@ def _plain_cursor(connection: Any) -> Any:
     module = inspect.getmodule(type(connection))
     package = (module.__name__ if module else "").split(".")[0]
     if package in ("pymysql", "asyncmy", "aiomysql"):
-        cursors = __import__(f"{package}.cursors", fromlist=["Cursor"])
-        return connection.cursor(cursors.Cursor)
+        return connection.cursor(import_module(f"{package}.cursors").Cursor)
     return connection.cursor()
 
 
@@ -146,8 +146,8 @@ def _require_transaction(driver: Any, given: object) -> None:
         raise _no_connection(given)
     if status & _AUTOCOMMIT and not status & _IN_TRANSACTION:
         raise ForeignConnection(
-            "the connection is in autocommit mode and has no transaction: begin one first, so that there is a commit or "
-            "rollback for the job to follow"
+            "the connection is in autocommit mode and has no transaction: begin one first, so that there is a commit "
+            "or rollback for the job to follow"
         )
 
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count, groupby
 
 from holdfast.job import JobId, Key, NewJob
 from holdfast.store import Checkpoint, DepthLimit, Inserted, InsertStatus
@@ -48,7 +48,8 @@ class Keys:
         """What removes these keys; with `jobs` only if one of them holds it."""
         mine = "" if jobs is None else f" AND job_id IN {among(sorted(jobs))}"
         return [
-            f"DELETE FROM {self._table} WHERE queue = {literal(queue)} AND `key` IN {among(key for _, key in own)}{mine}"
+            f"DELETE FROM {self._table} WHERE queue = {literal(queue)} AND `key` IN {among(key for _, key in own)}"
+            f"{mine}"
             for queue, own in groupby(sorted(places), key=lambda place: place[0])
         ]
 
@@ -69,12 +70,10 @@ class Inserts:
         self._ns = tables.ns
         self._keys = keys
 
-    def insert(
-        self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit], checkpoint: Checkpoint | None = None
+    def insert_from_source(
+        self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit], checkpoint: Checkpoint
     ) -> Plan[list[Inserted]]:
-        """See `Store.insert`."""
-        if checkpoint is None:
-            return (yield from self.take_in(jobs, limits))
+        """See `Store.insert`, with a checkpoint."""
         place = f"queue = {literal(checkpoint.queue)} AND name = {literal(checkpoint.name)}"
         [found] = yield Batch([f"SELECT value FROM {self._ns}_checkpoints WHERE {place} FOR UPDATE"])
         checkpoint.require(jobs, text_of(found.rows[0][0]) if found.rows else None)
@@ -92,11 +91,13 @@ class Inserts:
             )
         return answers
 
-    def insert_plain(self, new: NewJob) -> Plan[list[Inserted]]:
-        """One job without key or limits that is most likely new: one trip fewer.
+    def planner(self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit]) -> Callable[[], Plan[list[Inserted]]]:
+        """What makes the plan for each try of an insert. A single plain job is most likely new: one trip fewer."""
+        tries = count(0 if len(jobs) == 1 and jobs[0].key is None and not limits else 1)
+        return lambda: self._insert_new(jobs[0]) if next(tries) == 0 else self.take_in(jobs, limits)
 
-        A known id makes it fail with a duplicate, or `Again`; then `insert` says what is there.
-        """
+    def _insert_new(self, new: NewJob) -> Plan[list[Inserted]]:
+        """A job whose id is not known. If it is, this fails with a duplicate, or `Again`."""
         now = self._tables.clock()
         values = new_row(new, 0)
         due = f"{now} + {new.delay}" if new.run_at is None else f"GREATEST({new.run_at}, {now})"
@@ -145,8 +146,8 @@ class Inserts:
             f"INSERT INTO {self._ns}_ready ({INSERTED}) VALUES {','.join(piece)}"
             for piece in cut(row(new_row(job, now)) for job in jobs)
         ]
-        # Once more, now that our rows keep everybody else from bringing in or back a job with one of these ids: one that
-        # was claimed between the first look and the insert would be there twice.
+        # Once more, now that our rows keep everybody else from bringing in, or back, a job with one of these ids: one
+        # that was claimed between the first look and the insert would be there twice.
         statements.append(self._tables.anywhere([job.id for job in jobs], "in_flight", "ended"))
         if (yield Batch(statements))[-1].rows:
             raise Again

@@ -88,19 +88,19 @@ def migrate(namespace: str, wanted: Sequence[Migration], *, where: str, wait: fl
 
 def refuse_unsafe(namespace: str, *, where: str) -> Plan[str]:
     """The server's version, if it and our tables can keep the promise; otherwise `UnsafeStore`."""
-    version, engines, collations = yield Batch(
+    ours = f"table_schema = DATABASE() AND table_name IN ({_own_tables(namespace)})"
+    version, binlog, engines, collations = yield Batch(
         [
-            "SELECT VERSION(), @@binlog_format, @@log_bin",
-            f"SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN "
-            f"({_own_tables(namespace)}) AND engine <> 'InnoDB'",
-            f"SELECT table_name, column_name, collation_name FROM information_schema.columns WHERE table_schema = DATABASE() "
-            f"AND table_name IN ({_own_tables(namespace)}) AND collation_name IS NOT NULL "
-            f"AND RIGHT(collation_name, 4) <> '_bin'",
+            "SELECT VERSION()",
+            "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')",
+            f"SELECT table_name, engine FROM information_schema.tables WHERE {ours} AND engine <> 'InnoDB'",
+            f"SELECT table_name, column_name, collation_name FROM information_schema.columns "
+            f"WHERE {ours} AND RIGHT(collation_name, 4) <> '_bin'",
         ]
     )
-    text, binlog_format, log_bin = version.rows[0]
-    require_version(str(text), where=where)
-    if log_bin and binlog_format == "STATEMENT":
+    text = str(version.rows[0][0])
+    require_version(text, where=where)
+    if {("log_bin", "ON"), ("binlog_format", "STATEMENT")} <= {(name, value) for name, value in binlog.rows}:
         raise UnsafeStore(
             f"{where} writes its binary log as statements, which READ COMMITTED cannot be used with: "
             f"set binlog_format = ROW, its default"
@@ -109,16 +109,16 @@ def refuse_unsafe(namespace: str, *, where: str) -> Plan[str]:
         raise UnsafeStore(f"table {table} at {where} has the engine {engine}: only InnoDB keeps an accepted job safe")
     for table, column, collation in collations.rows:
         raise UnsafeStore(
-            f"column {table}.{column} at {where} has the collation {collation}, which takes different names for the same: "
-            f"give it back its binary collation"
+            f"column {table}.{column} at {where} has the collation {collation}, which takes different names for the "
+            f"same: give it back its binary collation"
         )
-    return str(text)
+    return text
 
 
 def require_version(text: str, *, where: str) -> None:
     """`UnsafeStore` if the server cannot skip locked rows, or lacks JSON_TABLE."""
     mariadb = "MariaDB" in text
-    numbers = text.split("-")[0].split(".")
+    numbers = text.split("-", maxsplit=1)[0].split(".")
     version = tuple(int(number) for number in numbers[:3] if number.isdigit())
     oldest = OLDEST_MARIADB if mariadb else OLDEST_MYSQL
     if version < oldest:

@@ -19,6 +19,7 @@ from holdfast.stores.mysql.sql import Answer
 MOST_CONNECTIONS = 4
 """For one event loop: claims, settlements and reads overlap."""
 MOST_BLOCKING = 8
+_GOODBYE = 1.0
 
 
 class Pool:
@@ -28,6 +29,7 @@ class Pool:
         self.server = server
         self._lock = threading.Lock()
         self._idle: list[pymysql.Connection[Any]] = []
+        self._closings = 0
         self._free = threading.BoundedSemaphore(MOST_BLOCKING)
         self._loops: dict[asyncio.AbstractEventLoop, _LoopPool] = {}
 
@@ -48,15 +50,18 @@ class Pool:
             line.drop()
             self._free.release()
 
-    def take(self) -> pymysql.Connection[Any] | None:
-        """An idle connection."""
+    def take(self) -> tuple[pymysql.Connection[Any] | None, int]:
+        """An idle connection, and how often the pool had been closed by then."""
         with self._lock:
-            return self._idle.pop() if self._idle else None
+            return self._idle.pop() if self._idle else None, self._closings
 
-    def put(self, connection: pymysql.Connection[Any]) -> None:
-        """Back to the idle ones."""
+    def put(self, connection: pymysql.Connection[Any], closings: int) -> None:
+        """Back to the idle ones, unless the pool was closed meanwhile."""
         with self._lock:
-            self._idle.append(connection)
+            if closings == self._closings:
+                self._idle.append(connection)
+                return
+        connection.close()
 
     def aline(self, deadline: float) -> contextlib.AbstractAsyncContextManager[AsyncPooledLine]:
         """A connection of the running event loop for one call."""
@@ -68,11 +73,18 @@ class Pool:
                 own = self._loops[loop] = _LoopPool(self.server)
         return own.line(deadline)
 
+    async def aclose(self) -> None:
+        """As `close`, with a word of goodbye to the server on the connections of this event loop."""
+        if (own := self._loops.get(asyncio.get_running_loop())) is not None:
+            await own.say_goodbye()
+        self.close()
+
     def close(self) -> None:
         """Close what is idle, from any thread. What is in use is closed when its call ends."""
         with self._lock:
             idle, self._idle = self._idle, []
             loops, self._loops = self._loops, {}
+            self._closings += 1
         for connection in idle:
             with contextlib.suppress(Exception):
                 connection.close()
@@ -100,11 +112,13 @@ class PooledLine:
         self._pool = pool
         self._server = pool.server
         self._deadline = deadline
+        self._closings = 0
         self._line: Line | None = None
 
     def connect(self) -> None:
         """Take an idle connection, or make one."""
-        if (connection := self._pool.take()) is None:
+        connection, self._closings = self._pool.take()
+        if connection is None:
             try:
                 connection = self._server.connect(self._deadline)
             except Fault as fault:
@@ -135,7 +149,7 @@ class PooledLine:
         """The call ended in order: somebody else may use the connection."""
         if self._line is not None:
             line, self._line = self._line, None
-            self._pool.put(line.connection)
+            self._pool.put(line.connection, self._closings)
 
     def drop(self) -> None:
         """Close the connection, if it was not given back."""
@@ -180,6 +194,16 @@ class _LoopPool:
             adiscard(connection)
         else:
             self._idle.append(connection)
+
+    async def say_goodbye(self) -> None:
+        self.closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            try:
+                async with asyncio.timeout(_GOODBYE):
+                    await connection.ensure_closed()
+            except Exception:
+                adiscard(connection)
 
     def close(self) -> None:
         self.closed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -15,7 +16,7 @@ import pymysql
 from asyncmy.constants import CLIENT as ASYNC_CLIENT
 from pymysql.constants import CLIENT
 
-from holdfast.errors import InvalidOption
+from holdfast.errors import InvalidOption, shown
 from holdfast.ports import Ports
 from holdfast.stores.mysql.faults import Fault, fault_of
 from holdfast.stores.mysql.sql import Answer
@@ -32,6 +33,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     password: str
     database: str
     unix_socket: str | None
+    tls: ssl.SSLContext | None
     timeout: float
     ports: Ports
 
@@ -55,7 +57,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return left
 
     def _login(self) -> dict[str, Any]:
-        place: dict[str, Any] = {"unix_socket": self.unix_socket} if self.unix_socket else {}
+        place: dict[str, Any] = {"unix_socket": self.unix_socket} if self.unix_socket else {"ssl": self.tls}
         return {
             "host": self.host,
             "port": self.port,
@@ -74,7 +76,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return (
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-            f"innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait}"
+            f"sql_notes = 0, innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait}"
         )
 
     def connect(self, deadline: float) -> pymysql.Connection[Any]:
@@ -84,7 +86,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
             connection = pymysql.connect(
                 **self._login(),
                 client_flag=CLIENT.MULTI_STATEMENTS,
-                connect_timeout=left,  # type: ignore[arg-type]  # it takes fractions
+                ssl_disabled=self.tls is None,  # left to itself it would encrypt, where the other driver would not
+                connect_timeout=left,
                 read_timeout=left,
                 write_timeout=left,
             )
@@ -99,7 +102,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
     async def aconnect(self, deadline: float) -> asyncmy.Connection:
         """A connection of the running event loop. `Fault` if there is none to be had."""
-        connection = asyncmy.Connection(
+        connection = asyncmy.Connection(  # type: ignore[no-untyped-call]
             **self._login(), client_flag=ASYNC_CLIENT.MULTI_STATEMENTS, connect_timeout=max(0.1, self.timeout)
         )
         try:
@@ -115,7 +118,31 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return connection
 
 
-def server_from(netloc: str, database: str, *, unix_socket: str | None, timeout: float, ports: Ports) -> Server:
+def tls_context(ssl_mode: str, ssl_ca: str | None) -> ssl.SSLContext | None:
+    """How to encrypt: `off`; `on`, without asking who the server is; `verify`, by the certificates of `ssl_ca`."""
+    if ssl_mode not in ("off", "on", "verify"):
+        raise InvalidOption(f"the option ssl is off, on or verify, not {shown(ssl_mode)}")
+    if ssl_mode == "off":
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ssl_ca)
+    except OSError as error:
+        raise InvalidOption(f"the certificates in {shown(ssl_ca)} cannot be read: {error}") from error
+    if ssl_mode == "on":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def server_from(
+    netloc: str,
+    database: str,
+    *,
+    unix_socket: str | None,
+    tls: ssl.SSLContext | None,
+    timeout: float,
+    ports: Ports,
+) -> Server:
     """The server of a URL's middle part, `user:password@host:port`."""
     login, _, place = netloc.rpartition("@")
     user, _, password = login.partition(":")
@@ -135,6 +162,7 @@ def server_from(netloc: str, database: str, *, unix_socket: str | None, timeout:
         password=unquote(password),
         database=database,
         unix_socket=unix_socket,
+        tls=tls,
         timeout=timeout,
         ports=ports,
     )
@@ -193,7 +221,7 @@ class AsyncLine:
         try:
             async with asyncio.timeout(self._server.time_left(self._deadline)):
                 for group in packets(statements):
-                    cursor = self.connection.cursor()
+                    cursor: Any = self.connection.cursor()
                     await cursor.execute("; ".join(group))
                     answers.append(Answer(await cursor.fetchall() if cursor.description else (), cursor.rowcount))
                     while await cursor.nextset():
@@ -211,7 +239,7 @@ def discard(connection: pymysql.Connection[Any]) -> None:
 
 def adiscard(connection: asyncmy.Connection) -> None:
     """The same for one of an event loop, which may have been closed before it."""
-    transport: Any = connection._transport
+    transport: Any = getattr(connection, "_transport", None)
     try:
         connection.close()
     except RuntimeError:  # the loop is closed: only the socket is left to close

@@ -92,10 +92,11 @@ class Settlements:
         if missing := ids - found.keys():
             ready, ended = yield Batch([self._look("ready", missing), self._look("ended", missing)])
             found |= _found("ready", ready, open_sessions) | _found("ended", ended, open_sessions)
-            if missing := ids - found.keys():
-                # One statement sees one moment. A job that it finds went from one table to another between our looks.
-                if (yield Batch([self._tables.anywhere(sorted(missing), "ready", "in_flight", "ended")]))[0].rows:
-                    raise Again
+        if missing := ids - found.keys():
+            # One statement sees one moment. A job that it finds went from one table to another between our looks.
+            [anywhere] = yield Batch([self._tables.anywhere(sorted(missing), "ready", "in_flight", "ended")])
+            if anywhere.rows:
+                raise Again
         return found, now
 
     def _look(self, table: str, ids: set[JobId]) -> str:

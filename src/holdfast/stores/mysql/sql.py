@@ -1,7 +1,7 @@
 """Verbs as plans: generators that yield statements and receive what the server answered.
 
-A plan knows nothing of drivers, threads or event loops. `steps.py` makes a transaction of it, `drive.py` carries it out,
-blocking or not, on a connection of the store's or of a caller's.
+A plan knows nothing of drivers, threads or event loops. `steps.py` makes a transaction of it, `drive.py` carries it
+out, blocking or not, on a connection of the store's or of a caller's.
 
 Statements are complete texts: values are rendered here, not by the drivers, whose quoting depends on the session's
 `sql_mode` and character set. Every text is plain ASCII.
@@ -18,7 +18,7 @@ import msgspec
 T = TypeVar("T")
 
 MOST_BYTES_PER_STATEMENT = 2 * 1024 * 1024
-"""Where lists of rows are cut: a packet of several statements must stay below the smallest usual `max_allowed_packet`."""
+"""Where lists of rows are cut: packets must stay below the smallest usual `max_allowed_packet`."""
 
 Value = str | bytes | int | None
 

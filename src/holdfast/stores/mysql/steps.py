@@ -90,7 +90,7 @@ def transaction(make_plan: MakePlan[T], call: Call) -> Steps[T]:
         pause = min(_FIRST_PAUSE * 2.0**tries, _LONGEST_PAUSE) * (0.5 + call.ports.random.fraction())
         if call.time_left() <= pause:
             raise StoreUnavailable(
-                f"others kept changing the same rows of {call.where} until the deadline ({problem or 'they moved'}); "
+                f"others kept changing the same rows of {call.where} until the deadline ({problem!r:.200}); "
                 f"nothing was written, try again"
             ) from problem
         tries += 1

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreUnavailable
@@ -35,7 +36,7 @@ from holdfast.stores.mysql.examine import examine
 from holdfast.stores.mysql.guest import AsyncGuestLine, GuestLine, identity, is_awaited, same_database
 from holdfast.stores.mysql.migrate import UNLOCK, migrate, refuse_unsafe, require_current, shipped
 from holdfast.stores.mysql.pool import MOST_BLOCKING, Pool
-from holdfast.stores.mysql.server import server_from
+from holdfast.stores.mysql.server import server_from, tls_context
 from holdfast.stores.mysql.sql import Plan
 from holdfast.stores.mysql.steps import Call, MakePlan, Steps, transaction
 from holdfast.stores.mysql.tables import Tables
@@ -46,12 +47,16 @@ T = TypeVar("T")
 
 Identity = tuple[Any, ...]
 
+_PULSE = 1.0
+"""Seconds between two looks of an idle worker for the jobs of other processes: one claim that finds nothing."""
+
 
 class MysqlStore:
     """A `Store` in a MySQL or MariaDB database. Opens, and makes the tables, when it is first used.
 
     `netloc`: the middle of a URL, `user:password@host:port`. `namespace`: what the names of the tables begin with.
-    `timeout` in seconds bounds every call. `create=False`: a database without our tables is an error.
+    `timeout` in seconds bounds every call. `ssl`: `on` encrypts, `verify` also asks who the server is, by the
+    certificates in the file `ssl_ca` or the system's. `create=False`: a database without our tables is an error.
     """
 
     def __init__(
@@ -62,6 +67,8 @@ class MysqlStore:
         namespace: str = "holdfast",
         timeout: float = 10.0,
         unix_socket: str | None = None,
+        ssl: str = "off",
+        ssl_ca: str | None = None,
         create: bool = True,
         ports: Ports = SYSTEM,
     ) -> None:
@@ -74,9 +81,20 @@ class MysqlStore:
             raise InvalidOption(
                 f"namespace {namespace!r:.60} must be a name of lower-case letters, digits and '_', up to 40"
             )
-        self._server = server_from(netloc, database, unix_socket=unix_socket, timeout=timeout, ports=ports)
-        self._options = {"namespace": namespace, "timeout": timeout, "unix_socket": unix_socket, "create": create}
-        self._origin = (netloc, database)
+        tls = tls_context("verify" if ssl_ca else ssl, ssl_ca)
+        self._server = server_from(netloc, database, unix_socket=unix_socket, tls=tls, timeout=timeout, ports=ports)
+        self._beside = partial(
+            MysqlStore,
+            netloc,
+            database,
+            namespace=namespace,
+            timeout=timeout,
+            unix_socket=unix_socket,
+            ssl=ssl,
+            ssl_ca=ssl_ca,
+            create=create,
+            ports=ports,
+        )
         self._namespace = namespace
         self._create = create
         self._ports = ports
@@ -128,11 +146,11 @@ class MysqlStore:
 
     async def __aexit__(self, *exc: object) -> None:
         """See `close`."""
-        self.close()
+        await self._pool.aclose()
 
     def beside(self) -> MysqlStore:
         """See `Store.beside`."""
-        return MysqlStore(*self._origin, **self._options, ports=self._ports)  # type: ignore[arg-type]
+        return self._beside()
 
     def _after_fork_in_child(self) -> None:
         self._dropped.detach()
@@ -180,9 +198,11 @@ class MysqlStore:
         checkpoint: Checkpoint | None = None,
     ) -> list[Inserted]:
         """See `Store.insert`."""
-        inserted = await self._write(
-            lambda: self._verbs.inserts.insert(jobs, limits or {}, checkpoint), [job.id for job in jobs]
-        )
+        inserts = self._verbs.inserts
+        make_plan = inserts.planner(jobs, limits or {})
+        if checkpoint is not None:
+            make_plan = partial(inserts.insert_from_source, jobs, limits or {}, checkpoint)
+        inserted = await self._write(make_plan, [job.id for job in jobs])
         self._hub.notify({job.queue for job in jobs})
         return inserted
 
@@ -192,7 +212,7 @@ class MysqlStore:
         """See `Store.insert_blocking`."""
         self._open_blocking()
         try:
-            inserted = self._on_thread(lambda: self._verbs.inserts.insert(jobs, limits or {}))
+            inserted = self._on_thread(self._verbs.inserts.planner(jobs, limits or {}))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         self._hub.notify({job.queue for job in jobs})
@@ -203,13 +223,13 @@ class MysqlStore:
     ) -> list[Inserted]:
         """See `Store.insert_on`."""
         require_blocking(connection, "ainsert_on")
-        return self._write_on(connection, lambda: self._verbs.inserts.insert(jobs, limits or {}))
+        return self._write_on(connection, self._verbs.inserts.planner(jobs, limits or {}))
 
     async def ainsert_on(
         self, connection: object, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """See `Store.ainsert_on`."""
-        return await self._awrite_on(connection, lambda: self._verbs.inserts.insert(jobs, limits or {}))
+        return await self._awrite_on(connection, self._verbs.inserts.planner(jobs, limits or {}))
 
     # On a caller's connection.
 
@@ -337,11 +357,24 @@ class MysqlStore:
 
     async def examine(self, *, deep: bool = False) -> list[Finding]:
         """See `Examinable.examine`."""
-        return await self._on_loop(lambda: examine(self._verbs, self._server.where), **_READ)
+        return await self._on_loop(lambda: examine(self._verbs.tables, self._server.where), **_READ)
 
-    def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
-        """See `Store.wakeups`. Within this process; what others insert is found by polling."""
-        return self._hub.waiting(queues)
+    async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
+        """See `Store.wakeups`. Within this process at once; the server tells nothing of others: once in a while."""
+        pulse = asyncio.ensure_future(self._pulse(queues))
+        try:
+            async for wakeup in self._hub.waiting(queues):
+                yield wakeup
+        finally:
+            pulse.cancel()
+            with suppress(asyncio.CancelledError):
+                await pulse
+
+    async def _pulse(self, queues: Collection[str]) -> None:
+        await self._ports.clock.sleep(self._ports.random.fraction() * _PULSE)  # not all processes at the same moment
+        while True:
+            await self._ports.clock.sleep(_PULSE)
+            self._hub.notify(queues)
 
 
 _ALONE: dict[str, Any] = {"begin": (), "commit": (), "undo": (UNLOCK,), "repeatable": True}

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 
-from holdfast.errors import InvalidOption, OutcomeUnknown, StoreUnavailable
+from holdfast.errors import InvalidOption, OutcomeUnknown, StoreUnavailable, shown
 from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import MICROSECONDS, SYSTEM, Ports

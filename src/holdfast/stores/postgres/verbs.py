@@ -49,7 +49,12 @@ _MOST_REPLANNED = 3
 _CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
 """What `_claim` says when it has claimed nothing because of it."""
 _NO_ID = "00000000-0000-0000-0000-000000000000"
-_LISTED = {"waiting_jobs": {State.READY}, "held_jobs": {State.IN_FLIGHT}, "kept_jobs": ENDED, "past_jobs": ENDED}
+_LISTED = {
+    "waiting_jobs": {State.READY},
+    "held_jobs": {State.IN_FLIGHT},
+    "kept_jobs": ENDED,
+    "past_jobs": ENDED - {State.FAILED},
+}
 """The views that `find` reads, and the states of the jobs in each."""
 
 

@@ -160,16 +160,16 @@ CREATE TABLE IF NOT EXISTS {ns}_checkpoints (
 DROP TRIGGER IF EXISTS {ns}_ready_insert;
 
 CREATE TRIGGER {ns}_ready_insert BEFORE INSERT ON {ns}_ready FOR EACH ROW BEGIN
-    DECLARE now BIGINT;
+    DECLARE at_us BIGINT;
     DECLARE chance CHAR(64);
     IF NEW.created_at = 0 OR NEW.created_at IS NULL THEN
         -- The time of this row, not only of its statement: rows of one statement keep their order. The remainder takes
         -- out a change to or from summer time between the two.
-        SET now = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+        SET at_us = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
                 + MOD(GREATEST(0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))), 1800000000);
         SET chance = SHA2(CONCAT(UUID(), RAND(), CONNECTION_ID()), 256);
         SET NEW.id = COALESCE(NULLIF(NEW.id, ''), LOWER(CONCAT(
-            LPAD(HEX(now DIV 65536000), 8, '0'), '-', LPAD(HEX(MOD(now DIV 1000, 65536)), 4, '0'), '-7',
+            LPAD(HEX(at_us DIV 65536000), 8, '0'), '-', LPAD(HEX(MOD(at_us DIV 1000, 65536)), 4, '0'), '-7',
             SUBSTR(chance, 1, 3), '-', SUBSTR('89ab', 1 + FLOOR(RAND() * 4), 1), SUBSTR(chance, 4, 3), '-',
             SUBSTR(chance, 7, 12))));
         SET NEW.queue = COALESCE(NEW.queue, 'default'), NEW.task_version = COALESCE(NEW.task_version, '1');
@@ -177,7 +177,7 @@ CREATE TRIGGER {ns}_ready_insert BEFORE INSERT ON {ns}_ready FOR EACH ROW BEGIN
         SET NEW.max_retries = COALESCE(NEW.max_retries, 3), NEW.retention = COALESCE(NEW.retention, 604800000000);
         SET NEW.run_at = COALESCE(NEW.run_at, 0);
         IF NEW.id NOT REGEXP '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$'
-           OR BINARY NEW.id <> BINARY LOWER(NEW.id) OR LENGTH(NEW.id) <> 36 THEN
+           OR NEW.id <> LOWER(NEW.id) OR LENGTH(NEW.id) <> 36 THEN
             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'holdfast: id must be a UUID in lower case';
         END IF;
         IF NEW.task IS NULL OR LENGTH(NEW.task) NOT BETWEEN 1 AND 128 OR NEW.task REGEXP '[^A-Za-z0-9_.-]'
@@ -225,7 +225,7 @@ CREATE TRIGGER {ns}_ready_insert BEFORE INSERT ON {ns}_ready FOR EACH ROW BEGIN
            OR EXISTS (SELECT 1 FROM {ns}_ended WHERE id = NEW.id) THEN
             SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'holdfast: a job with this id was there before';
         END IF;
-        SET NEW.created_at = now, NEW.run_at = GREATEST(NEW.run_at, now), NEW.reason = 'enqueued';
+        SET NEW.created_at = at_us, NEW.run_at = GREATEST(NEW.run_at, at_us), NEW.reason = 'enqueued';
         SET NEW.version = 0, NEW.session_id = NULL, NEW.claimed_at = NULL, NEW.progress = NULL;
         SET NEW.attempt = 0, NEW.failures = 0, NEW.crashes = 0, NEW.snoozes = 0, NEW.suspect = 0;
         SET NEW.cancel_asked = 0, NEW.failure_history = '';
