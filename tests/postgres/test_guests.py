@@ -326,7 +326,8 @@ async def test_rows_and_cursors_of_the_callers_own_kind(
         assert store.insert_on(connection, [job]) == [Inserted(job.id, InsertStatus.CREATED)]
         assert store.insert_on(connection, [job, new_job()])[0] == Inserted(job.id, InsertStatus.EXISTING)
         assert connection.row_factory is row_factory
-    async with await psycopg.AsyncConnection.connect(database.url, row_factory=row_factory) as shared:
+    connect: Any = psycopg.AsyncConnection.connect
+    async with await connect(database.url, row_factory=row_factory) as shared:
         [again] = await store.ainsert_on(shared, [new_job(key=Key("k", "h", HOUR))])
         assert again == Inserted(job.id, InsertStatus.EXISTING)
     [first, second] = await claim(store, await open_session(store))

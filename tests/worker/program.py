@@ -30,6 +30,7 @@ from holdfast.policy import Steps
 from holdfast.ports import MICROSECONDS
 from holdfast.worker import supervisor
 from holdfast.worker.board import Board, Started
+from holdfast.worker.claimer import Claimer
 from holdfast.worker.heart import Heart
 from holdfast.worker.runner import Runner
 
@@ -291,9 +292,14 @@ async def _never_beat(self: Heart) -> None:
 
 async def _close_by_the_wall_clock(self: Rescue) -> bool:
     """What a simple queue does: no counter is watched, two clocks are compared."""
+    views = await self._store.sessions()
     now = time.time_ns() // 1000
-    late = [v.id for v in await self._store.sessions() if v.open and now - v.beat_at > self._ttl * MICROSECONDS]
+    late = [view.id for view in views if view.open and now - view.beat_at > self._ttl * MICROSECONDS]
     return any([await self._store.close_session(session_id) for session_id in late])
+
+
+async def _never_mind(self: Claimer) -> None:
+    self._in_doubt = False
 
 
 def _nothing_started(self: Board) -> list[Started]:
@@ -307,6 +313,8 @@ def _switch_off(guards: Iterable[str]) -> None:
                 Heart._beat_on = _never_beat  # type: ignore[method-assign]
             case "counter watch":
                 Rescue._close_dead = _close_by_the_wall_clock  # type: ignore[method-assign]
+            case "reconcile":
+                Claimer._give_back_unknown = _never_mind  # type: ignore[method-assign]
             case "started list":
                 Board.started = _nothing_started  # type: ignore[method-assign]
             case _:

@@ -12,7 +12,7 @@ from holdfast.job import Job, SessionId
 from holdfast.lanes import Lane, draw, serving_order
 from holdfast.store import Claimed, ClaimRequest
 from holdfast.stores.mysql.sessions import Sessions
-from holdfast.stores.mysql.sql import Answer, Batch, Plan, among, literal, text_of
+from holdfast.stores.mysql.sql import Answer, Batch, Plan, literal, name, names, text_of
 from holdfast.stores.mysql.tables import LIVE, Tables, quoted, selected
 from holdfast.stores.rows import job_from_row
 
@@ -81,9 +81,7 @@ class Claims:
 
     def _hop(self, hop: _Hop) -> str:
         queue, lane = hop
-        head = (
-            f"SELECT priority, share, run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE queue = {literal(queue)}"
-        )
+        head = f"SELECT priority, share, run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE queue = {name(queue)}"
         if lane is None:
             return f"{head} ORDER BY priority, share, run_at LIMIT 1"
         # Two looks: for (priority, share) > (?, ?) the server would read every job of the priority.
@@ -160,7 +158,7 @@ class Claims:
         return {
             "reason": "'claimed'",
             "version": "version + 1",
-            "session_id": literal(session_id),
+            "session_id": name(session_id),
             "claimed_at": str(now),
             "progress": "NULL",
         }
@@ -171,7 +169,7 @@ class Claims:
         return [
             f"INSERT INTO {self._ns}_in_flight ({quoted(LIVE)}) "
             f"SELECT {', '.join(changed.get(column, f'`{column}`') for column in LIVE)} "
-            f"FROM {self._tables.by_id('ready')} WHERE id IN {among(sorted(ids))}",
+            f"FROM {self._tables.by_id('ready')} WHERE id IN {names(ids)}",
             self._tables.drop("ready", ids),
         ]
 
@@ -184,4 +182,4 @@ class Claims:
 
 
 def _in_lane(lane: Lane) -> str:
-    return f"queue = {literal(lane.queue)} AND priority = {lane.priority} AND share = {literal(lane.share)}"
+    return f"queue = {name(lane.queue)} AND priority = {lane.priority} AND share = {literal(lane.share)}"

@@ -14,10 +14,10 @@ from typing import Any
 from holdfast.errors import ForeignConnection
 from holdfast.ports import Ports
 from holdfast.stores.guests import behind_sqlalchemy, kind_of
-from holdfast.stores.mysql.faults import DEADLOCK, Fault, fault_of
+from holdfast.stores.mysql.faults import CHANGED_SINCE_READ, DEADLOCK, Fault, fault_of
 from holdfast.stores.mysql.sql import Answer, Plan, one
 
-IDENTITY = "@@hostname, @@port, @@datadir, DATABASE(), @@version"
+IDENTITY = "@@hostname, @@port, @@datadir, DATABASE()"
 """What two connections to the same database have in common, and two to different ones hardly."""
 
 _IN_TRANSACTION = 1
@@ -40,7 +40,7 @@ def same_database(expected: tuple[Any, ...], where: str) -> Plan[None]:
     """`ForeignConnection` unless the connection is open on the same database of the same server."""
     theirs = yield from identity()
     if tuple(map(_plain, theirs)) != tuple(map(_plain, expected)):
-        host, port, _, database, _ = map(_plain, theirs)
+        host, port, _, database = map(_plain, theirs)
         raise ForeignConnection(
             f"the connection is open on {host}:{port}/{database}, the store on {where}: a job can only be part of a "
             f"transaction on the store's own database"
@@ -134,7 +134,7 @@ def _plain_cursor(connection: Any) -> Any:
 
 def _guest_fault(error: Exception) -> Fault:
     fault = fault_of(getattr(error, "orig", None) or error)
-    if fault.code == DEADLOCK:
+    if fault.code in (DEADLOCK, CHANGED_SINCE_READ):
         # The server has rolled back the caller's whole transaction: nothing of it is left to go on with.
         return Fault(0, f"{fault}: the server has rolled back your whole transaction; begin it again")
     return fault

@@ -11,7 +11,7 @@ from itertools import count, groupby
 from holdfast.job import JobId, Key, NewJob
 from holdfast.store import Checkpoint, DepthLimit, Inserted, InsertStatus
 from holdfast.stores.intake import Holder, Place, counts_needed, decide, keys_of
-from holdfast.stores.mysql.sql import Again, Answer, Batch, Plan, among, cut, literal, row, text_of
+from holdfast.stores.mysql.sql import Again, Answer, Batch, Plan, among, cut, literal, name, names, row, text_of
 from holdfast.stores.mysql.tables import INSERTED, Tables
 from holdfast.stores.rows import new_row
 
@@ -26,7 +26,7 @@ class Keys:
         """What answers with the rows of these keys, expired or not. `places` are sorted: everybody locks in order."""
         return [
             f"SELECT queue, `key`, job_id, key_hash, expires_at FROM {self._table} FORCE INDEX (PRIMARY) "
-            f"WHERE queue = {literal(queue)} AND `key` IN {among(key for _, key in own)} ORDER BY `key` FOR UPDATE"
+            f"WHERE queue = {name(queue)} AND `key` IN {among(key for _, key in own)} ORDER BY `key` FOR UPDATE"
             for queue, own in groupby(places, key=lambda place: place[0])
         ]
 
@@ -46,10 +46,9 @@ class Keys:
 
     def drop(self, places: Iterable[Place], jobs: Iterable[JobId] | None = None) -> list[str]:
         """What removes these keys; with `jobs` only if one of them holds it."""
-        mine = "" if jobs is None else f" AND job_id IN {among(sorted(jobs))}"
+        mine = "" if jobs is None else f" AND job_id IN {names(jobs)}"
         return [
-            f"DELETE FROM {self._table} WHERE queue = {literal(queue)} AND `key` IN {among(key for _, key in own)}"
-            f"{mine}"
+            f"DELETE FROM {self._table} WHERE queue = {name(queue)} AND `key` IN {among(key for _, key in own)}{mine}"
             for queue, own in groupby(sorted(places), key=lambda place: place[0])
         ]
 
@@ -74,7 +73,7 @@ class Inserts:
         self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit], checkpoint: Checkpoint
     ) -> Plan[list[Inserted]]:
         """See `Store.insert`, with a checkpoint."""
-        place = f"queue = {literal(checkpoint.queue)} AND name = {literal(checkpoint.name)}"
+        place = f"queue = {name(checkpoint.queue)} AND name = {literal(checkpoint.name)}"
         [found] = yield Batch([f"SELECT value FROM {self._ns}_checkpoints WHERE {place} FOR UPDATE"])
         checkpoint.require(jobs, text_of(found.rows[0][0]) if found.rows else None)
         answers = yield from self.take_in(jobs, limits, all_or_none=True)
@@ -156,5 +155,5 @@ class Inserts:
         """The queue's depth, counted no further than is enough."""
         return (
             f"SELECT COUNT(*) FROM (SELECT 1 FROM {self._ns}_ready FORCE INDEX (PRIMARY) "
-            f"WHERE queue = {literal(queue)} LIMIT {enough}) AS counted"
+            f"WHERE queue = {name(queue)} LIMIT {enough}) AS counted"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from holdfast.job import ENDED, Job, JobId, SessionId, State
 from holdfast.store import JobQuery, Page, QueueCounts, SessionView
-from holdfast.stores.mysql.sql import Plan, literal, one, text_of
+from holdfast.stores.mysql.sql import Plan, literal, name, one, text_of
 from holdfast.stores.mysql.tables import Tables, selected
 from holdfast.stores.rows import job_from_row
 
@@ -23,7 +23,7 @@ class Queries:
         """See `Store.get`."""
         answer = yield from one(
             " UNION ALL ".join(
-                f"SELECT {selected(table)} FROM {self._tables.by_id(table)} WHERE id = {literal(job_id)}"
+                f"SELECT {selected(table)} FROM {self._tables.by_id(table)} WHERE id = {name(job_id)}"
                 for table in ("ready", "in_flight", "ended")
             )
         )
@@ -33,7 +33,7 @@ class Queries:
         """See `Store.find`."""
         wanted = set(query.states or State)
         conditions = [
-            f"{column} {literal(value)}"
+            f"{column} {literal(value) if column == 'correlation_id =' else name(value)}"
             for column, value in (
                 ("queue =", query.queue),
                 ("task =", query.task),
@@ -83,10 +83,10 @@ class Queries:
                 tally.setdefault(queue, {})[kind] = int(jobs)
         return [QueueCounts(queue=queue, paused=queue in paused, **tally[queue]) for queue in sorted(tally)]
 
-    def checkpoint(self, queue: str, name: str) -> Plan[str | None]:
+    def checkpoint(self, queue: str, cursor: str) -> Plan[str | None]:
         """See `Store.checkpoint`."""
         answer = yield from one(
-            f"SELECT value FROM {self._ns}_checkpoints WHERE queue = {literal(queue)} AND name = {literal(name)}"
+            f"SELECT value FROM {self._ns}_checkpoints WHERE queue = {name(queue)} AND name = {literal(cursor)}"
         )
         return text_of(answer.rows[0][0]) if answer.rows else None
 
@@ -94,13 +94,13 @@ class Queries:
         """See `Store.held`."""
         answer = yield from one(
             f"SELECT {selected('in_flight')} FROM {self._ns}_in_flight FORCE INDEX (held) "
-            f"WHERE session_id = {literal(session_id)}"
+            f"WHERE session_id = {name(session_id)}"
         )
         return [job_from_row(row) for row in answer.rows]
 
     def lost(self, limit: int, session_id: SessionId | None) -> Plan[list[Job]]:
         """See `Store.lost`."""
-        own = "" if session_id is None else f" AND f.session_id = {literal(session_id)}"
+        own = "" if session_id is None else f" AND f.session_id = {name(session_id)}"
         # First their ids, out of the index alone: the rows of all that are not lost need not be read.
         answer = yield from one(
             f"SELECT {selected('in_flight')} FROM "

@@ -203,7 +203,7 @@ class Line:
                 while cursor.nextset():
                     answers.append(Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount))
         except (pymysql.MySQLError, OSError, RuntimeError) as error:
-            raise fault_of(error) from error
+            raise _fault(error, statements) from error
         return answers
 
 
@@ -227,8 +227,17 @@ class AsyncLine:
                     while await cursor.nextset():
                         answers.append(Answer(await cursor.fetchall() if cursor.description else (), cursor.rowcount))
         except (asyncmy.errors.MySQLError, OSError, RuntimeError) as error:
-            raise fault_of(error) from error
+            raise _fault(error, statements) from error
         return answers
+
+
+def _fault(error: Exception, statements: Sequence[str]) -> Fault:
+    fault = fault_of(error)
+    longest = max(map(len, statements))
+    if fault.lost and longest > _MOST_BYTES_PER_PACKET:
+        # The server hangs up on what is too long for it, often before its error is read.
+        return Fault(fault.code, f"{fault}; is its max_allowed_packet below {longest:,} bytes?", lost=True)
+    return fault
 
 
 def discard(connection: pymysql.Connection[Any]) -> None:

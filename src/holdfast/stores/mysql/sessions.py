@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from holdfast.job import SessionId
 from holdfast.store import Beat, Session
-from holdfast.stores.mysql.sql import Batch, Plan, among, literal, row
+from holdfast.stores.mysql.sql import Batch, Plan, literal, name, names, row
 from holdfast.stores.mysql.tables import Tables
 
 
@@ -22,12 +22,12 @@ class Sessions:
 
     def keep_open(self, session_ids: Iterable[SessionId]) -> str:
         """The statement that answers which of these sessions are open, and keeps them so until the commit."""
-        return f"SELECT id FROM {self._ns}_gates WHERE id IN {among(sorted(session_ids))} LOCK IN SHARE MODE"
+        return f"SELECT id FROM {self._ns}_gates WHERE id IN {names(session_ids)} LOCK IN SHARE MODE"
 
     def open(self, session: Session) -> Plan[None]:
         """See `Store.open_session`."""
         now = self._tables.clock()
-        session_id = literal(session.id)
+        session_id = name(session.id)
         known = yield Batch([f"SELECT 1 FROM {self._ns}_sessions WHERE id = {session_id}"])
         if known[0].rows:
             return
@@ -46,9 +46,9 @@ class Sessions:
         beaten, held = yield Batch(
             [
                 f"UPDATE {self._ns}_sessions SET beat = beat + 1, beat_at = {self._tables.clock()} "
-                f"WHERE id = {literal(session_id)} AND open = 1",
+                f"WHERE id = {name(session_id)} AND open = 1",
                 f"SELECT id, cancel_asked FROM {self._ns}_in_flight FORCE INDEX (held) "
-                f"WHERE session_id = {literal(session_id)}",
+                f"WHERE session_id = {name(session_id)}",
             ],
             last=True,
         )
@@ -58,7 +58,7 @@ class Sessions:
 
     def close(self, session_id: SessionId, if_beat: int | None) -> Plan[bool]:
         """See `Store.close_session`. It waits for claims and settlements first: beats go on meanwhile, and count."""
-        mine = f"id = {literal(session_id)}"
+        mine = f"id = {name(session_id)}"
         expected = "" if if_beat is None else f" AND beat = {literal(if_beat)}"
         _, closed = yield Batch(
             [

@@ -15,7 +15,7 @@ from holdfast.lifecycle import Applied, KeyChange, Move, Standing, judge
 from holdfast.stores.intake import Holder, Place
 from holdfast.stores.mysql.inserts import Inserts, Keys
 from holdfast.stores.mysql.sessions import Sessions
-from holdfast.stores.mysql.sql import Again, Answer, Batch, Plan, among, literal, text_of
+from holdfast.stores.mysql.sql import Again, Answer, Batch, Plan, literal, name, names, text_of
 from holdfast.stores.mysql.tables import Tables
 from holdfast.stores.rows import reason_of, state_of
 from holdfast.stores.runs import runs_of_distinct_jobs
@@ -103,7 +103,7 @@ class Settlements:
         state = "state" if table == "ended" else f"'{table}'"
         return (
             f"SELECT id, {state}, reason, version, session_id, cancel_asked, queue, `key`, key_hash, key_window "
-            f"FROM {self._tables.by_id(table)} WHERE id IN {among(sorted(ids))} ORDER BY id FOR UPDATE"
+            f"FROM {self._tables.by_id(table)} WHERE id IN {names(ids)} ORDER BY id FOR UPDATE"
         )
 
     @staticmethod
@@ -141,14 +141,14 @@ class Settlements:
         gates, held, anywhere = yield Batch(
             [
                 self._sessions.keep_open([lease.session_id]),
-                f"SELECT session_id, version FROM {self._ns}_in_flight WHERE id = {literal(lease.job_id)} FOR UPDATE",
+                f"SELECT session_id, version FROM {self._ns}_in_flight WHERE id = {name(lease.job_id)} FOR UPDATE",
                 self._tables.anywhere([lease.job_id], "ready", "in_flight", "ended"),
             ]
         )
         if not gates.rows or list(held.rows) != [(lease.session_id, lease.version)]:
             return Applied.STALE if anywhere.rows else Applied.GONE
         yield Batch(
-            [f"UPDATE {self._ns}_in_flight SET progress = {literal(progress)} WHERE id = {literal(lease.job_id)}"],
+            [f"UPDATE {self._ns}_in_flight SET progress = {literal(progress)} WHERE id = {name(lease.job_id)}"],
             last=True,
         )
         return Applied.APPLIED

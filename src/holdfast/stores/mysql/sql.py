@@ -23,6 +23,7 @@ MOST_BYTES_PER_STATEMENT = 2 * 1024 * 1024
 Value = str | bytes | int | None
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:-]*").fullmatch
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.,:-]")
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +56,16 @@ def literal(value: Value) -> str:
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
     return str(int(value))
+
+
+def name(text: str) -> str:
+    """A name or an id as SQL, to compare an ASCII column with. What no name can have in it matches nothing."""
+    return f"'{text}'" if _PLAIN(text) else f"'{_NOT_PLAIN.sub('?', text)}'"
+
+
+def names(texts: Iterable[str]) -> str:
+    """Names or ids as a list after IN, never empty, in one order: everybody locks in it."""
+    return f"({','.join(map(name, sorted(set(texts)))) or 'NULL'})"
 
 
 def text_of(value: bytes | str | None) -> str | None:

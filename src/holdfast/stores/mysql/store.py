@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from holdfast.errors import InvalidOption, OutcomeUnknown, StoreUnavailable
+from holdfast.errors import ForeignConnection, InvalidOption, OutcomeUnknown, StoreUnavailable
 from holdfast.job import Job, JobId, Lease, NewJob, SessionId
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import SYSTEM, Ports
@@ -243,25 +243,43 @@ class MysqlStore:
             undo=("ROLLBACK TO SAVEPOINT holdfast", "RELEASE SAVEPOINT holdfast"),
         )
 
-    def _guest_steps(self, make_plan: MakePlan[T], expected: Identity) -> Steps[T]:
-        deadline = self._server.deadline()
-        check = Call(self._server.where, deadline, self._ports, **_READ)
-        yield from transaction(lambda: same_database(expected, self._server.where), check)
+    def _guest_steps(self, make_plan: MakePlan[T]) -> Steps[T]:
         try:
-            return (yield from transaction(make_plan, self._guest_call(deadline)))
+            return (yield from transaction(make_plan, self._guest_call(self._server.deadline())))
         except OutcomeUnknown as error:  # only the caller commits, so nothing was
             raise StoreUnavailable(str(error)) from error
 
+    def _compare(self, expected: Identity) -> Steps[None]:
+        call = Call(self._server.where, self._server.deadline(), self._ports, **_READ)
+        return transaction(lambda: same_database(expected, self._server.where), call)
+
     def _write_on(self, connection: object, make_plan: MakePlan[T]) -> T:
         line = GuestLine(connection, self._ports)
-        return drive(self._guest_steps(make_plan, self._open_blocking()), line)
+        expected = self._open_blocking()
+        try:
+            drive(self._compare(expected), line)
+        except ForeignConnection:
+            # Behind the same name there may be another server by now, where the caller already is.
+            self._identity = self._on_thread(identity, **_READ)
+            if self._identity == expected:
+                raise
+            drive(self._compare(self._identity), line)
+        return drive(self._guest_steps(make_plan), line)
 
     async def _awrite_on(self, connection: object, make_plan: MakePlan[T]) -> T:
-        if is_awaited(connection):
-            line = AsyncGuestLine(connection, self._ports)
-            return await adrive(self._guest_steps(make_plan, await self._open()), line)
-        await self._open()
-        return await on_guest(connection, lambda blocking: self._write_on(blocking, make_plan))
+        if not is_awaited(connection):
+            await self._open()
+            return await on_guest(connection, lambda blocking: self._write_on(blocking, make_plan))
+        line = AsyncGuestLine(connection, self._ports)
+        expected = await self._open()
+        try:
+            await adrive(self._compare(expected), line)
+        except ForeignConnection:
+            self._identity = await self._on_loop(identity, **_READ)
+            if self._identity == expected:
+                raise
+            await adrive(self._compare(self._identity), line)
+        return await adrive(self._guest_steps(make_plan), line)
 
     # Sessions.
 

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.job import JobId
 from holdfast.lifecycle import Move
-from holdfast.stores.mysql.sql import among, cut, row
+from holdfast.stores.mysql.sql import cut, names, row
 from holdfast.stores.rows import IDENTITY
 
 CLOCK = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
@@ -99,7 +99,7 @@ class Tables(msgspec.Struct, frozen=True):
 
     def anywhere(self, ids: Sequence[JobId], *tables: str) -> str:
         """The statement that finds which of these jobs are in these tables, at one moment."""
-        wanted = among(sorted(ids))
+        wanted = names(ids)
         return " UNION ALL ".join(f"SELECT id FROM {self.by_id(table)} WHERE id IN {wanted}" for table in tables)
 
     def by_id(self, table: str, alias: str = "") -> str:
@@ -108,7 +108,7 @@ class Tables(msgspec.Struct, frozen=True):
 
     def drop(self, table: str, ids: Sequence[JobId]) -> str:
         """The statement that takes jobs out of a table."""
-        return f"DELETE j FROM {self.by_id(table, 'j')} WHERE j.id IN {among(sorted(ids))}"
+        return f"DELETE j FROM {self.by_id(table, 'j')} WHERE j.id IN {names(ids)}"
 
     def transfer(self, source: str, target: str, moves: Sequence[Move], now: int) -> Iterator[str]:
         """The statements that carry out moves of jobs from one table to another, each at most so long."""

@@ -13,7 +13,7 @@ from holdfast.lifecycle import cancel
 from holdfast.store import CLOSED_SESSION_KEPT, MOST_PER_CALL, CancelAnswer
 from holdfast.stores.mysql.inserts import Keys
 from holdfast.stores.mysql.settlements import Settlements
-from holdfast.stores.mysql.sql import Again, Batch, Plan, among, literal, text_of
+from holdfast.stores.mysql.sql import Again, Batch, Plan, among, literal, name, names, text_of
 from holdfast.stores.mysql.tables import Tables, selected
 from holdfast.stores.rows import job_from_row
 
@@ -31,7 +31,7 @@ class Tending:
 
     def request_cancel(self, job_ids: Sequence[JobId]) -> Plan[list[CancelAnswer]]:
         """See `Store.request_cancel`."""
-        wanted = among(sorted(set(job_ids)))
+        wanted = names(job_ids)
         running, waiting, over, anywhere = yield Batch(
             [
                 f"SELECT id FROM {self._tables.by_id('in_flight')} WHERE id IN {wanted} ORDER BY id FOR UPDATE",
@@ -49,7 +49,7 @@ class Tending:
             raise Again  # it went from one table to another between our looks
         if asked:
             yield Batch(
-                [f"UPDATE {self._ns}_in_flight SET cancel_asked = 1 WHERE id IN {among(asked)}"], last=not ready
+                [f"UPDATE {self._ns}_in_flight SET cancel_asked = 1 WHERE id IN {names(asked)}"], last=not ready
             )
         if ready:
             yield from self._settlements.apply_run([cancel(job) for job in ready], last=True)
@@ -62,11 +62,10 @@ class Tending:
 
     def set_paused(self, queue: str, paused: bool) -> Plan[None]:
         """See `Store.set_paused`."""
-        name = literal(queue)
         change = (
-            f"INSERT INTO {self._ns}_paused (queue) VALUES ({name}) ON DUPLICATE KEY UPDATE queue = {name}"
+            f"INSERT INTO {self._ns}_paused (queue) VALUES ({literal(queue)}) ON DUPLICATE KEY UPDATE queue = queue"
             if paused
-            else f"DELETE FROM {self._ns}_paused WHERE queue = {name}"
+            else f"DELETE FROM {self._ns}_paused WHERE queue = {name(queue)}"
         )
         yield Batch([change], last=True)
 
@@ -111,7 +110,7 @@ class Tending:
         )
         if not over.rows:
             return 0
-        ids = among(sorted(row[0] for row in over.rows))
+        ids = names(row[0] for row in over.rows)
         [gone] = yield Batch([f"DELETE FROM {self._ns}_sessions WHERE id IN {ids} AND open = 0"])
         return gone.changed
 
@@ -134,7 +133,7 @@ class Tending:
         """See `Store.forget`."""
         [ended] = yield Batch(
             [
-                f"SELECT id, queue, state FROM {self._tables.by_id('ended')} WHERE id IN {among(sorted(set(job_ids)))} "
+                f"SELECT id, queue, state FROM {self._tables.by_id('ended')} WHERE id IN {names(job_ids)} "
                 f"ORDER BY id FOR UPDATE"
             ]
         )

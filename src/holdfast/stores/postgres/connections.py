@@ -287,6 +287,9 @@ class Connections:
         finally:
             self._slots.release()
             if connection is not None:
+                if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                    with contextlib.suppress(psycopg.Error, OSError):
+                        connection.cancel_safe(timeout=_TIME_TO_CANCEL)
                 connection.pgconn.finish()
 
     def _put_back(self, connection: _Blocking) -> None:

@@ -696,6 +696,7 @@ BEGIN
         SELECT k.*, NULL::smallint AS slot INTO j FROM {ns}_kept k
         WHERE k.id = m.job_id AND k.version = m.version FOR UPDATE;
         IF NOT FOUND THEN
+            PERFORM FROM {ns}_pruned FOR SHARE;  -- nobody prunes meanwhile: it would be counted twice
             SELECT h.* INTO j FROM {ns}_history h
             WHERE h.id = m.job_id AND h.version = m.version
               AND (h.expires_at > now_us OR (h.expires_at, h.id) > (SELECT p.expires_at, p.id FROM {ns}_pruned p)) FOR UPDATE;
@@ -738,6 +739,7 @@ AS $$
 DECLARE
     gone bigint;
 BEGIN
+    PERFORM FROM {ns}_pruned FOR SHARE;  -- nobody prunes meanwhile: what both take away would be counted twice
     WITH kept AS (
         DELETE FROM {ns}_kept k WHERE k.id = ANY (p_ids) RETURNING NULL::smallint AS slot, k.queue, k.state
     ), past AS (
@@ -771,7 +773,16 @@ BEGIN
     SELECT count(*) INTO touched FROM gone;
     room := room - touched;
     SELECT p.expires_at, p.id INTO mark FROM {ns}_pruned p FOR UPDATE SKIP LOCKED;
-    IF FOUND AND room > 0 AND mark.expires_at < now_us THEN
+    IF mark.expires_at > now_us + 5000000 THEN
+        -- The clock was set back. What has not expired by it is there, pruned before or not, and is counted anew: in one
+        -- statement, as every other one changes a job and its tally together.
+        INSERT INTO {ns}_tallies (slot, queue, state, jobs)
+        SELECT x.slot, x.queue, x.state, sum(x.jobs) FROM (
+            SELECT h.slot, h.queue, h.state, 1 AS jobs FROM {ns}_history h WHERE h.expires_at > now_us
+            UNION ALL SELECT t.slot, t.queue, t.state, -t.jobs FROM {ns}_tallies t WHERE t.slot IS NOT NULL) x
+        GROUP BY x.slot, x.queue, x.state HAVING sum(x.jobs) <> 0;
+        UPDATE {ns}_pruned SET expires_at = now_us, id = 'ffffffff-ffff-ffff-ffff-ffffffffffff';
+    ELSIF mark.expires_at < now_us AND room > 0 THEN
         WITH over AS MATERIALIZED (
             SELECT h.expires_at, h.id, h.slot, h.queue, h.state FROM {ns}_history h
             WHERE (h.expires_at, h.id) > (mark.expires_at, mark.id) AND h.expires_at <= now_us
@@ -828,7 +839,11 @@ BEGIN
     EXECUTE format('LOCK TABLE {ns}_history_%s IN ACCESS EXCLUSIVE MODE', p_slot);
     IF p_slot NOT IN (SELECT {ns}_pruned_slots()) THEN RETURN false; END IF;
     EXECUTE format('TRUNCATE {ns}_history_%s', p_slot);
-    DELETE FROM {ns}_tallies t WHERE t.slot = p_slot;
+    -- What is left over was committed when its time was over already. Tallies are only ever added to: somebody may be adding
+    -- them up.
+    INSERT INTO {ns}_tallies (slot, queue, state, jobs)
+    SELECT t.slot, t.queue, t.state, -sum(t.jobs) FROM {ns}_tallies t WHERE t.slot = p_slot
+    GROUP BY t.slot, t.queue, t.state HAVING sum(t.jobs) <> 0;
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;

@@ -1,0 +1,299 @@
+"""The engines with a server of their own, as the faults need them: seen from outside, and harmed from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import psycopg
+import pymysql
+import pytest
+
+from tests.servers import MariaDbServer, PostgresServer, Server
+from tests.worker.programs import children_of, eventually
+
+
+class Sql(ABC):
+    """A connection of the test's own, in autocommit mode, beside those of the store."""
+
+    @abstractmethod
+    def run(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of one statement. Values stand as %s."""
+
+
+class Database(ABC):
+    """One database on a server."""
+
+    engine: ClassVar[str]
+    first: ClassVar[str]
+    """The database that a new server has."""
+    forgetful: ClassVar[Mapping[str, str]]
+    """Settings with which a commit is answered before it is written anywhere but in the server's memory."""
+    ready_table: ClassVar[str]
+    key_column: ClassVar[str]
+    claim_mark: ClassVar[re.Pattern[bytes]]
+    """What the statement by which a claim takes effect has in it, on the wire."""
+
+    def __init__(self, server: Server, name: str = "") -> None:
+        self.server = server
+        self.name = name or self.first
+
+    @classmethod
+    @abstractmethod
+    def start(cls, settings: Mapping[str, str] | None = None) -> Server:
+        """A server of the test's own, not running yet, with the durability that it ships with."""
+
+    def url(self, *, port: int = 0, timeout: float = 10.0) -> str:
+        """Where the store is, by its own port or by another that leads there. `timeout`: how patient it is."""
+        parts = urlsplit(self.server.url)
+        place = parts.netloc.replace(f":{self.server.port}", f":{port or self.server.port}")
+        return f"{parts.scheme}://{place}/{self.name}?timeout={timeout:g}"
+
+    @abstractmethod
+    def connect(self) -> contextlib.AbstractContextManager[Sql]:
+        """Talk to the server."""
+
+    def sql(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of one statement on a connection of its own."""
+        with self.connect() as sql:
+            return sql.run(text, *values)
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make the database, where nobody waits for the disk, and for no deadlock longer than need be."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Remove the database, whoever is connected to it."""
+
+    @abstractmethod
+    def deadlocks(self) -> int:
+        """How many the server has broken up so far."""
+
+    @abstractmethod
+    def waiting_for_locks(self) -> int:
+        """How many transactions wait for others."""
+
+    @abstractmethod
+    def locked(self, table: str) -> contextlib.AbstractContextManager[None]:
+        """Nobody can write to the table until the block ends. Reading goes on."""
+
+    def claims_blocked(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing can be claimed."""
+        return self.locked("holdfast_in_flight")
+
+    def inserts_blocked(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing can be enqueued."""
+        return self.locked(self.ready_table)
+
+    @abstractmethod
+    def begin_spared(self, sql: Sql) -> None:
+        """Begin a transaction that the server will not choose to end a deadlock."""
+
+    @abstractmethod
+    def never_retry(self, patch: pytest.MonkeyPatch) -> None:
+        """Switch off what guards user code from deadlocks: the store tries nothing again."""
+
+    @abstractmethod
+    def connections(self) -> dict[int, int]:
+        """All connections to the database but the one that asks: the client's port, and the server's name for it."""
+
+    @abstractmethod
+    def end_connection(self, sql: Sql, connection: int) -> None:
+        """End that connection, whatever it is doing."""
+
+    def end_connections(self) -> int:
+        """End all of them but our own. How many it was."""
+        ended = self.connections()
+        with self.connect() as sql:
+            for connection in ended.values():
+                self.end_connection(sql, connection)
+        return len(ended)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The server stands still (SIGSTOP) until the block ends."""
+        stopped = [self.server.pid]
+        try:
+            os.kill(self.server.pid, signal.SIGSTOP)
+            eventually(lambda: _is_stopped(self.server.pid), "the server is stopped")
+            for child in children_of(self.server.pid):  # stopped itself, it makes no more of them
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGSTOP)
+                    stopped.append(child)
+            yield
+        finally:
+            for pid in reversed(stopped):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
+
+
+class _PostgresSql(Sql):
+    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        self._connection = connection
+
+    def run(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        cursor = self._connection.execute(text.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+class PostgresDatabase(Database):
+    """PostgreSQL."""
+
+    engine = "postgres"
+    first = "postgres"
+    forgetful: ClassVar[Mapping[str, str]] = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
+    ready_table = "holdfast_waiting"
+    key_column = "key"
+    claim_mark = re.compile(rb'_claim\(.*"skip"', re.DOTALL)  # one that knows of lanes to take jobs from
+
+    @classmethod
+    def start(cls, settings: Mapping[str, str] | None = None) -> Server:
+        return PostgresServer(settings=settings)
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Sql]:
+        with psycopg.connect(self.url().partition("?")[0], autocommit=True, application_name="outside") as connection:
+            yield _PostgresSql(connection)
+
+    def create(self) -> None:
+        with PostgresDatabase(self.server).connect() as sql:
+            sql.run(f"CREATE DATABASE {self.name}")
+            sql.run(f"ALTER DATABASE {self.name} SET synchronous_commit = off")
+            sql.run(f"ALTER DATABASE {self.name} SET deadlock_timeout = '100ms'")
+
+    def drop(self) -> None:
+        with PostgresDatabase(self.server).connect() as sql:
+            sql.run(f"DROP DATABASE {self.name} WITH (FORCE)")
+
+    def deadlocks(self) -> int:
+        [(count,)] = self.sql("SELECT deadlocks FROM pg_stat_database WHERE datname = %s", self.name)
+        return int(count)
+
+    def waiting_for_locks(self) -> int:
+        [(count,)] = self.sql(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'", self.name
+        )
+        return int(count)
+
+    @contextlib.contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        with self.connect() as sql:
+            sql.run("BEGIN")
+            sql.run(f"LOCK TABLE {table} IN SHARE MODE")
+            yield
+            sql.run("ROLLBACK")
+
+    def begin_spared(self, sql: Sql) -> None:
+        sql.run("SET deadlock_timeout = '1h'")  # whoever looks for deadlocks first is the one to give in
+        sql.run("BEGIN")
+
+    def never_retry(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("holdfast.stores.postgres.connections.IN_THE_WAY", ())
+
+    def connections(self) -> dict[int, int]:
+        rows = self.sql(
+            "SELECT client_port, pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend' "
+            "AND application_name <> 'outside'",
+            self.name,
+        )
+        return dict(rows)
+
+    def end_connection(self, sql: Sql, connection: int) -> None:
+        sql.run("SELECT pg_terminate_backend(%s)", connection)
+
+
+class _MariaDbSql(Sql):
+    def __init__(self, connection: pymysql.Connection[Any]) -> None:
+        self._connection = connection
+
+    def run(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(text, values or None)
+            return list(cursor.fetchall())
+
+
+class MariaDbDatabase(Database):
+    """MariaDB."""
+
+    engine = "mariadb"
+    first = "test"
+    forgetful: ClassVar[Mapping[str, str]] = {
+        "innodb-flush-log-at-trx-commit": "0",
+        "innodb-flush-log-at-timeout": "60",
+    }
+    ready_table = "holdfast_ready"
+    key_column = "`key`"
+    claim_mark = re.compile(rb"INSERT INTO holdfast_in_flight")
+
+    @classmethod
+    def start(cls, settings: Mapping[str, str] | None = None) -> Server:
+        return MariaDbServer(settings=settings)
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Sql]:
+        with pymysql.connect(
+            host="127.0.0.1", port=self.server.port, user="holdfast", database=self.name, autocommit=True
+        ) as connection:
+            yield _MariaDbSql(connection)
+
+    def create(self) -> None:
+        with MariaDbDatabase(self.server).connect() as sql:
+            sql.run(f"CREATE DATABASE {self.name}")
+            sql.run("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+
+    def drop(self) -> None:
+        with MariaDbDatabase(self.server).connect() as sql:
+            sql.run(f"DROP DATABASE {self.name}")
+            sql.run("SET GLOBAL innodb_flush_log_at_trx_commit = DEFAULT")
+
+    def deadlocks(self) -> int:
+        [(_, count)] = self.sql("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
+        return int(count)
+
+    def waiting_for_locks(self) -> int:
+        [(_, rows)] = self.sql("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
+        [(tables,)] = self.sql(
+            "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for%%lock'"
+        )
+        return int(rows) + int(tables)
+
+    @contextlib.contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        with self.connect() as sql:
+            sql.run(f"LOCK TABLES {table} READ")
+            yield
+            sql.run("UNLOCK TABLES")
+
+    def begin_spared(self, sql: Sql) -> None:
+        sql.run("CREATE TABLE IF NOT EXISTS ballast (n int)")
+        sql.run("BEGIN")
+        for number in range(100):  # who has written least is the one to give in
+            sql.run("INSERT INTO ballast VALUES (%s)", number)
+
+    def never_retry(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("holdfast.stores.mysql.steps.RERUN", frozenset())
+
+    def connections(self) -> dict[int, int]:
+        rows = self.sql(
+            "SELECT host, id FROM information_schema.processlist WHERE db = %s AND id <> CONNECTION_ID()", self.name
+        )
+        return {int(host.rpartition(":")[2]): connection for host, connection in rows}
+
+    def end_connection(self, sql: Sql, connection: int) -> None:
+        with contextlib.suppress(pymysql.OperationalError):  # it has just ended
+            sql.run("KILL CONNECTION %s", connection)
+
+
+ENGINES: dict[str, type[Database]] = {cls.engine: cls for cls in (PostgresDatabase, MariaDbDatabase)}
