@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -21,10 +21,8 @@ def fault_seconds() -> float:
     return float(os.environ.get("HOLDFAST_FAULT_SECONDS", "4"))
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
-    if request.param == "mariadb" and importlib.util.find_spec("holdfast.stores.mysql.store") is None:
-        pytest.skip("not there yet")
     return str(request.param)
 
 
@@ -32,16 +30,30 @@ def engine(request: pytest.FixtureRequest) -> str:
 def database(engine: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of the test's own on the server that all tests share."""
     server: Server = request.getfixturevalue(f"{engine}_server")
-    database = ENGINES[engine](server, f"faults_{next(_numbers)}")
-    database.create()
-    yield database
-    database.drop()
+    with _created(ENGINES[engine](server, f"faults_{next(_numbers)}")) as database:
+        yield database
 
 
-@pytest.fixture
-def own_server(engine: str) -> Iterator[Database]:
-    """A database on a server of the test's own, to be killed or stopped."""
+@pytest.fixture(scope="module")
+def own_server(engine: str) -> Iterator[Server]:
+    """A server to be killed or stopped."""
     with missing_server_policy():
         server = ENGINES[engine].start()
     with server:
-        yield ENGINES[engine](server)
+        yield server
+
+
+@pytest.fixture
+def own_database(engine: str, own_server: Server) -> Iterator[Database]:
+    """A database there, with the durability that the server ships with."""
+    with _created(ENGINES[engine](own_server, f"faults_{next(_numbers)}"), durable=True) as database:
+        yield database
+
+
+@contextmanager
+def _created(database: Database, *, durable: bool = False) -> Iterator[Database]:
+    database.create(durable=durable)
+    try:
+        yield database
+    finally:
+        database.drop()

@@ -66,8 +66,8 @@ class Database(ABC):
             return sql.run(text, *values)
 
     @abstractmethod
-    def create(self) -> None:
-        """Make the database, where nobody waits for the disk, and for no deadlock longer than need be."""
+    def create(self, *, durable: bool = False) -> None:
+        """Make the database. Nobody waits there long for a deadlock to be found, nor for the disk, if not durable."""
 
     @abstractmethod
     def drop(self) -> None:
@@ -167,10 +167,10 @@ class PostgresDatabase(Database):
         with psycopg.connect(self.url().partition("?")[0], autocommit=True, application_name="outside") as connection:
             yield _PostgresSql(connection)
 
-    def create(self) -> None:
+    def create(self, *, durable: bool = False) -> None:
         with PostgresDatabase(self.server).connect() as sql:
             sql.run(f"CREATE DATABASE {self.name}")
-            sql.run(f"ALTER DATABASE {self.name} SET synchronous_commit = off")
+            sql.run(f"ALTER DATABASE {self.name} SET synchronous_commit = {'on' if durable else 'off'}")
             sql.run(f"ALTER DATABASE {self.name} SET deadlock_timeout = '100ms'")
 
     def drop(self) -> None:
@@ -248,10 +248,10 @@ class MariaDbDatabase(Database):
         ) as connection:
             yield _MariaDbSql(connection)
 
-    def create(self) -> None:
+    def create(self, *, durable: bool = False) -> None:
         with MariaDbDatabase(self.server).connect() as sql:
             sql.run(f"CREATE DATABASE {self.name}")
-            sql.run("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+            sql.run(f"SET GLOBAL innodb_flush_log_at_trx_commit = {1 if durable else 2}")
 
     def drop(self) -> None:
         with MariaDbDatabase(self.server).connect() as sql:

@@ -1,35 +1,45 @@
-"""The application of these tests: that of `tests.worker`, and handlers that write to the server themselves."""
+"""The application of these tests: that of `tests.worker`, and a handler that writes to the server itself."""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
 
 from holdfast import current
-from tests.worker.program import app, write_down
+from tests.worker.program import app
 
 _server = urlsplit(os.environ["HOLDFAST_TEST_STORE"])
+_own = threading.local()
+
+
+def _connection() -> Any:
+    """A connection of this thread's own, which the queue knows nothing of."""
+    if not hasattr(_own, "connection"):
+        if _server.scheme == "mysql":
+            _own.connection = pymysql.connect(
+                host=_server.hostname,
+                port=_server.port or 0,
+                user=_server.username,
+                database=_server.path.strip("/"),
+                autocommit=True,
+            )
+        else:
+            _own.connection = psycopg.connect(_server._replace(query="").geturl(), autocommit=True)
+    return _own.connection
 
 
 @app.task
 def record(number: int = 0) -> None:
-    """Add a row to the table `job_results`, on a connection of its own, as a handler would that knows no queue."""
-    statement, values = "INSERT INTO job_results (job_id, number) VALUES (%s, %s)", (current().id, number)
-    if _server.scheme == "mysql":
-        with pymysql.connect(
-            host=_server.hostname,
-            port=_server.port or 0,
-            user=_server.username,
-            database=_server.path.strip("/"),
-            autocommit=True,
-        ) as connection:
-            connection.cursor().execute(statement, values)
-    else:
-        with psycopg.connect(_server._replace(query="").geturl(), autocommit=True) as other:
-            other.execute(statement, values)
+    """Work for a moment, and add a row to the table `job_results`."""
+    time.sleep(0.005)
+    statement = "INSERT INTO job_results (job_id, number) VALUES (%s, %s)"
+    _connection().cursor().execute(statement, (current().id, number))
 
 
-__all__ = ["app", "record", "write_down"]
+__all__ = ["app", "record"]

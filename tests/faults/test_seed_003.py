@@ -62,7 +62,7 @@ def test_a_thousand_jobs_inserted_by_plain_sql_are_processed_exactly_once(
     check_each_was_processed_once(database)
     assert stage.counts() == Counter(succeeded=JOBS)
     jobs = stage.jobs().values()
-    assert Counter((job.state, job.attempt, job.version) for job in jobs) == {(State.SUCCEEDED, 1, 1): JOBS}
+    assert Counter((job.state, job.attempt) for job in jobs) == {(State.SUCCEEDED, 1): JOBS}
     share = Counter(job.session_id for job in jobs)
     print(f"{database.engine}, {workers} workers: shares {sorted(share.values())}")
     assert len(share) > 1

@@ -42,9 +42,9 @@ def time_until_work_goes_on(stage: ServerStage, producer: Producer, since: float
 
 
 def test_workers_go_on_after_the_server_was_killed_and_after_all_connections_were_ended(
-    tmp_path: Path, own_server: Database, fault_seconds: float
+    tmp_path: Path, own_database: Database, fault_seconds: float
 ) -> None:
-    database = own_server
+    database = own_database
     with ServerStage(tmp_path, database) as stage:
         supervisor = stage.supervisor(processes=PROCESSES, concurrency=5)
         with Producer(stage.store) as producer:

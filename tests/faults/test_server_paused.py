@@ -29,13 +29,13 @@ from tests.faults.test_server_killed import (
 )
 from tests.worker.programs import TTL
 
-PAUSE = 3.5 * TTL
+PAUSE = 2.5 * TTL
 IMPATIENT, PATIENT = 1.0, 10.0
 
 
 @pytest.mark.parametrize("timeout", [IMPATIENT, PATIENT])
-def test_a_pause_of_the_server_makes_nobody_look_dead(tmp_path: Path, own_server: Database, timeout: float) -> None:
-    database = own_server
+def test_a_pause_of_the_server_makes_nobody_look_dead(tmp_path: Path, own_database: Database, timeout: float) -> None:
+    database = own_database
     with ServerStage(tmp_path, database, timeout=timeout) as stage:
         supervisor = stage.supervisor(processes=2, concurrency=5)
         keeper = stage.keeper()
@@ -62,9 +62,9 @@ def test_a_pause_of_the_server_makes_nobody_look_dead(tmp_path: Path, own_server
         assert resumed <= RESUMED_WITHIN
 
 
-async def test_no_call_outlives_its_deadline_while_the_server_stands_still(own_server: Database) -> None:
+async def test_no_call_outlives_its_deadline_while_the_server_stands_still(own_database: Database) -> None:
     new = NewJob(id=SYSTEM.ids.job_id(), task="t", payload=b"{}")
-    async with open_store(own_server.url(timeout=IMPATIENT), SYSTEM) as store:
+    async with open_store(own_database.url(timeout=IMPATIENT), SYSTEM) as store:
         await store.open_session(Session(id="s"))
         request = ClaimRequest(session_id="s", queues=("default",), limit=1)
         calls: dict[str, Callable[[Store], Awaitable[object]]] = {
@@ -76,9 +76,9 @@ async def test_no_call_outlives_its_deadline_while_the_server_stands_still(own_s
             "open": lambda store: store.beside().__aenter__(),
         }
         await asyncio.gather(*(call(store) for name, call in calls.items() if name not in ("claim", "open")))
-        with own_server.paused():
+        with own_database.paused():
             took = dict(zip(calls, await asyncio.gather(*(_time(call(store)) for call in calls.values())), strict=True))
-        print(own_server.engine, {name: f"{seconds:.2f} s" for name, seconds in took.items()})
+        print(own_database.engine, {name: f"{seconds:.2f} s" for name, seconds in took.items()})
         job = await store.get(new.id)
         assert job is not None
         assert job.state in (State.READY, State.IN_FLIGHT)
@@ -97,13 +97,13 @@ async def _time(call: Awaitable[object]) -> float:
 
 
 def test_with_the_wall_clock_instead_of_the_counter_a_pause_makes_living_workers_look_dead(
-    tmp_path: Path, own_server: Database
+    tmp_path: Path, own_database: Database
 ) -> None:
-    with ServerStage(tmp_path, own_server) as stage:
+    with ServerStage(tmp_path, own_database) as stage:
         supervisor = stage.supervisor(processes=2, guard_off="counter watch")
         sessions = stage.open_sessions()
         for _ in range(10):  # it takes a keeper that looks before the workers have beaten again
-            with own_server.paused():
+            with own_database.paused():
                 time.sleep(1.5 * TTL)
             time.sleep(TTL / 2)
             if stage.open_sessions() != sessions:

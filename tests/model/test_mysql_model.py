@@ -24,7 +24,7 @@ from tests.model.machine import StoreModel, agrees_with_memory, search_for_a_fau
 from tests.mysql.helpers import empty, store_at
 from tests.servers import MariaDbServer
 
-EXAMPLES = 60
+EXAMPLES = 40
 
 
 class MysqlModel(StoreModel):

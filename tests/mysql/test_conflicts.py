@@ -15,10 +15,11 @@ from holdfast.job import Key
 from holdfast.lifecycle import Failed, settle
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import SYSTEM
-from holdfast.stores.mysql import MysqlStore
+from holdfast.stores.mysql import MysqlStore, tending
 from holdfast.stores.mysql import steps as steps_module
 from holdfast.stores.mysql.faults import DEADLOCK, Fault
 from holdfast.stores.mysql.pool import AsyncPooledLine
+from holdfast.stores.mysql.sessions import Sessions
 from holdfast.stores.mysql.tables import Tables
 from holdfast.testing.suite.harness import BOOM
 from tests.mysql.conftest import NAMESPACE
@@ -166,6 +167,42 @@ async def test_a_claim_and_a_close_cannot_miss_each_other(store: MysqlStore, url
             await store.request_cancel([job.id for job in await store.held(session)])
 
 
+async def close_during_a_claim(store: MysqlStore, url: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """The session is closed while a claim is on its way. How many jobs the claim got, and how many the closer found."""
+    await store.insert(new_jobs(3))
+    await open_session(store)
+    send = AsyncPooledLine.send
+    closing: list[asyncio.Task[int]] = []
+
+    async def close() -> int:
+        async with store_at(url, NAMESPACE) as other:
+            assert await other.close_session("s")
+            return len(await other.lost(10))
+
+    async def meddling(line: AsyncPooledLine, statements: Sequence[str]) -> Any:
+        if not closing and any(text.startswith(f"INSERT INTO {NAMESPACE}_in_flight") for text in statements):
+            closing.append(asyncio.create_task(close()))
+            await asyncio.sleep(0.4)
+        return await send(line, statements)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncPooledLine, "send", meddling)
+        got = len(await claim(store))
+    return got, await closing[0]
+
+
+async def test_a_close_waits_for_a_claim(store: MysqlStore, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await close_during_a_claim(store, url, monkeypatch) == (3, 3)
+
+
+async def test_without_the_lock_it_would_miss_the_claim(
+    store: MysqlStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_open = Sessions.keep_open
+    monkeypatch.setattr(Sessions, "keep_open", lambda *args: keep_open(*args).replace(" LOCK IN SHARE MODE", ""))
+    assert await close_during_a_claim(store, url, monkeypatch) == (3, 0)
+
+
 async def test_a_close_waits_for_a_settlement_and_beats_go_on(store: MysqlStore, url: str) -> None:
     await store.insert(new_jobs(1))
     await open_session(store)
@@ -223,6 +260,21 @@ async def test_a_storm(store: MysqlStore, url: str, faults: Faults) -> None:
     assert applied == dict.fromkeys((job.id for job in jobs), 1)
     for client in clients:
         client.close()
+
+
+async def test_the_totals_are_summed_up(store: MysqlStore, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settlements only add rows; retention makes few of them, also when there are more than it takes at once."""
+    monkeypatch.setattr(tending, "_TOTALS_AT_ONCE", 10)
+    await open_session(store)
+    for number in range(33):
+        await store.insert([new_job(queue=f"q{number % 2}")])
+        assert await store.apply(done(await claim(store, queues=("q0", "q1")))) == ["applied"]
+    before = await store.counts()
+    assert sql(url, f"SELECT COUNT(*) FROM {NAMESPACE}_totals") == [(33,)]
+    assert await store.prune(100) == 0
+    assert sql(url, f"SELECT COUNT(*) FROM {NAMESPACE}_totals") == [(2,)]
+    assert await store.counts() == before
+    assert [(count.queue, count.succeeded) for count in before] == [("q0", 17), ("q1", 16)]
 
 
 def test_blocking_calls_at_once(url: str, store: MysqlStore) -> None:

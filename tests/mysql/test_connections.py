@@ -161,6 +161,51 @@ async def test_lost_before_the_commit_is_tried_again(url: str, store: MysqlStore
         there.close()
 
 
+async def test_a_connection_to_what_became_a_replica_is_given_up(url: str, store: MysqlStore) -> None:
+    """After a failover the same name leads elsewhere: only a new connection gets there."""
+    sql(url, "CREATE OR REPLACE USER writer@127.0.0.1")
+    sql(url, "GRANT SELECT, INSERT, UPDATE, DELETE ON test.* TO writer@127.0.0.1")
+    async with Proxy(url.replace("holdfast@", "writer@")).running() as proxy:
+        there = store_at(proxy.url, NAMESPACE)
+        await there.insert([new_job()])
+        connections = proxy.connections
+        sql(url, "SET GLOBAL read_only = 1")
+        try:
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="read-only"):
+                    await there.insert([new_job()])
+        finally:
+            sql(url, "SET GLOBAL read_only = 0")
+        assert proxy.connections == connections + 1  # the second try came by a new one
+        await there.insert([new_job()])
+        assert sum(count.ready for count in await store.counts()) == 2
+        there.close()
+
+
+async def test_a_server_that_is_killed_and_comes_back() -> None:
+    """What was accepted is there, nothing hangs, and the same store goes on."""
+    with MariaDbServer() as server:
+        store = store_at(server.url)
+        accepted = new_jobs(20)
+        await store.insert(accepted[:10])
+        await asyncio.to_thread(store.insert_blocking, accepted[10:])
+        await open_session(store)
+        claimed = await claim(store, limit=5)
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.insert([new_job()])
+        with pytest.raises(StoreUnavailable):
+            await asyncio.to_thread(store.insert_blocking, [new_job()])
+        with pytest.raises(StoreUnavailable):
+            await store.beat("s")
+        await asyncio.to_thread(server.start)
+        assert (await store.beat("s")).held == 5
+        assert await store.apply(done(claimed)) == ["applied"] * 5
+        assert len(await claim(store)) == 15
+        await asyncio.to_thread(store.insert_blocking, [new_job()])
+        store.close()
+
+
 async def test_nobody_listens(url: str) -> None:
     store = store_at("mysql://root@127.0.0.1:1/test")
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1/test"):

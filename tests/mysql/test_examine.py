@@ -30,6 +30,11 @@ async def test_a_sound_store(store: MysqlStore) -> None:
     assert not any(finding.verdict is Verdict.BAD for finding in findings)
 
 
+async def test_deep(store: MysqlStore) -> None:
+    found = by_name(await store.examine(deep=True))
+    assert found["integrity"].value == "every page is sound"
+
+
 async def test_it_creates_nothing(url: str, bare: str) -> None:
     store = store_at(url, bare)
     with pytest.raises(SchemaOutdated, match="migrate it first"):

@@ -22,7 +22,7 @@ _OLD_TRANSACTION = 60
 _LONG_HISTORY = 100_000
 
 
-def examine(tables: Tables, where: str) -> Plan[list[Finding]]:
+def examine(tables: Tables, where: str, *, deep: bool) -> Plan[list[Finding]]:
     """The findings, the first about what an accepted job survives. `SchemaOutdated` if our tables are not there."""
     version = yield from refuse_unsafe(tables.ns, where=where)
     schema = yield from require_current(tables.ns, shipped(), where=where)
@@ -31,7 +31,8 @@ def examine(tables: Tables, where: str) -> Plan[list[Finding]]:
     findings += yield from _transactions(may_look=(yield from _may_look()))
     waiting = yield from one(f"SELECT MIN(run_at), {tables.clock()} FROM {tables.by_id('ready')}")
     due, now = waiting.rows[0]
-    return [*findings, oldest_ready(due, int(now))]
+    findings.append(oldest_ready(due, int(now)))
+    return [*findings, (yield from _pages(tables.ns))] if deep else findings
 
 
 def survival(settings: Mapping[str, str]) -> list[Finding]:
@@ -66,6 +67,16 @@ def survival(settings: Mapping[str, str]) -> list[Finding]:
         advice = "turn it on, unless the file system never writes half a page: such a page is beyond repair"
         findings.append(Finding("innodb_doublewrite", settings["innodb_doublewrite"], Verdict.WEAK, advice))
     return findings
+
+
+def _pages(namespace: str) -> Plan[Finding]:
+    """The server's own check of every index of the tables that hold jobs."""
+    names = ", ".join(f"{namespace}_{table}" for table in ("ready", "in_flight", "ended", "keys"))
+    answer = yield from one(f"CHECK TABLE {names}")
+    damages = [f"{table}: {text}" for table, _, kind, text in answer.rows if kind != "note" and text != "OK"]
+    if not damages:
+        return Finding("integrity", "every page is sound")
+    return Finding("integrity", "; ".join(damages[:3]), Verdict.BAD, "a table is damaged: restore a backup")
 
 
 def _settings() -> Plan[dict[str, str]]:

@@ -34,6 +34,11 @@ class Fault(Exception):
         self.code = code
         self.lost = lost or code in _LOST
 
+    @property
+    def spoils(self) -> bool:
+        """Whether the connection is good for nothing now: after a failover it may lead to what has become a replica."""
+        return self.lost or self.code in READ_ONLY
+
 
 def fault_of(error: BaseException) -> Fault:
     """Any error of a driver or its socket. Its text never has a password in it: no driver puts it there."""
@@ -52,6 +57,11 @@ def store_error(fault: Fault, where: str) -> StoreError:
         return StoreUnavailable(f"{what}. Nothing was written; raise max_allowed_packet, or send references, not data")
     if fault.code in READ_ONLY:
         return StoreUnavailable(f"{what}. Nothing was written: this server is read-only, most likely a replica")
+    if fault.code == NEEDS_SUPER_FOR_TRIGGER:
+        return StoreUnavailable(
+            f"{what}. With a binary log, making a trigger needs the privilege SUPER, or the server's setting "
+            f"log_bin_trust_function_creators = 1"
+        )
     if fault.code in _ACCESS:
         return StoreUnavailable(f"{what}. Check the user, its password and what is granted to it")
     if fault.code == NO_SUCH_TABLE:

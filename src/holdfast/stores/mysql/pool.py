@@ -132,7 +132,7 @@ class PooledLine:
         try:
             return self._line.send(statements)
         except Fault as fault:
-            if fault.lost:
+            if fault.spoils:
                 self.drop()
             raise
 
@@ -240,7 +240,7 @@ class AsyncPooledLine:
         try:
             return await self._line.send(statements)
         except Fault as fault:
-            if fault.lost:
+            if fault.spoils:
                 self.drop()
             raise
 

@@ -45,9 +45,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         """How messages call it."""
         return f"MySQL at {self.unix_socket or f'{self.host}:{self.port}'}/{self.database}"
 
-    def deadline(self) -> float:
+    def deadline(self, patience: float | None = None) -> float:
         """Until when a call that begins now must be done, on the monotonic clock."""
-        return self.ports.clock.monotonic() + self.timeout
+        return self.ports.clock.monotonic() + (self.timeout if patience is None else patience)
 
     def time_left(self, deadline: float) -> float:
         """Seconds until then, at least a moment. `Fault` if there are none."""

@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 Identity = tuple[Any, ...]
 
+_DEEP_PATIENCE = 3600.0
+"""Seconds for reading all of the data."""
 _PULSE = 1.0
 """Seconds between two looks of an idle worker for the jobs of other processes: one claim that finds nothing."""
 
@@ -167,8 +169,8 @@ class MysqlStore:
         call = Call(self._server.where, deadline, self._ports, reconnects=MOST_BLOCKING + 1, **how)
         return transaction(make_plan, call)
 
-    async def _on_loop(self, make_plan: MakePlan[T], **how: Any) -> T:
-        deadline = self._server.deadline()
+    async def _on_loop(self, make_plan: MakePlan[T], *, patience: float | None = None, **how: Any) -> T:
+        deadline = self._server.deadline(patience)
         async with self._pool.aline(deadline) as line:
             return await adrive(self._steps(make_plan, deadline, **how), line)
 
@@ -375,7 +377,8 @@ class MysqlStore:
 
     async def examine(self, *, deep: bool = False) -> list[Finding]:
         """See `Examinable.examine`."""
-        return await self._on_loop(lambda: examine(self._verbs.tables, self._server.where), **_READ)
+        look = partial(examine, self._verbs.tables, self._server.where, deep=deep)
+        return await self._on_loop(look, patience=_DEEP_PATIENCE if deep else None, **_READ)
 
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`. Within this process at once; the server tells nothing of others: once in a while."""

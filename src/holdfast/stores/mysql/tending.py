@@ -18,6 +18,7 @@ from holdfast.stores.mysql.tables import Tables, selected
 from holdfast.stores.rows import job_from_row
 
 _TOTALS_AT_ONCE = 5_000
+_MOST_ROUNDS = 20
 
 
 class Tending:
@@ -115,19 +116,24 @@ class Tending:
         return gone.changed
 
     def _sum_up(self) -> Plan[None]:
-        """Make few rows of many in the totals."""
-        [rows] = yield Batch(
-            [
-                f"SELECT id, queue, state, jobs FROM {self._ns}_totals ORDER BY id LIMIT {_TOTALS_AT_ONCE} "
-                f"FOR UPDATE SKIP LOCKED"
-            ]
-        )
+        """Make few rows of many in the totals, so many that no settling is faster."""
         sums: Counter[tuple[str, str]] = Counter()
-        for _, queue, state, jobs in rows.rows:
-            sums[queue, state] += jobs
-        if len(rows.rows) > len(sums):
-            ids = among(row[0] for row in rows.rows)
-            yield Batch([f"DELETE FROM {self._ns}_totals WHERE id IN {ids}", *self._tables.count(sums)], last=True)
+        for _ in range(_MOST_ROUNDS):
+            [rows] = yield Batch(
+                [
+                    f"SELECT id, queue, state, jobs FROM {self._ns}_totals ORDER BY id LIMIT {_TOTALS_AT_ONCE} "
+                    f"FOR UPDATE SKIP LOCKED"
+                ]
+            )
+            if len(rows.rows) == len({(queue, state) for _, queue, state, _ in rows.rows}):
+                break  # each stands for itself
+            for _, queue, state, jobs in rows.rows:
+                sums[queue, state] += jobs
+            yield Batch([f"DELETE FROM {self._ns}_totals WHERE id IN {among(row[0] for row in rows.rows)}"])
+            if len(rows.rows) < _TOTALS_AT_ONCE:
+                break
+        if statements := self._tables.count(sums):
+            yield Batch(statements, last=True)
 
     def forget(self, job_ids: Sequence[JobId], *, last: bool = True) -> Plan[int]:
         """See `Store.forget`."""

@@ -33,6 +33,7 @@ def examine(server: Server, namespace: str) -> list[Finding]:
                 *_durability(connection),
                 Finding("server", f"PostgreSQL {_setting(connection, 'server_version')} at {server.shown}"),
                 Finding("schema", str(number)),
+                _isolation(connection),
                 _oldest_transaction(connection),
                 _dead_rows(connection, namespace),
                 _oldest_ready(connection, namespace),
@@ -95,14 +96,24 @@ def _durability(connection: psycopg.Connection[Any]) -> list[Finding]:
     return findings
 
 
+def _isolation(connection: psycopg.Connection[Any]) -> Finding:
+    """Every statement must see what was committed before it began: see `migrations/`."""
+    level = _setting(connection, "default_transaction_isolation")
+    if level == "read committed":
+        return Finding("isolation", level)
+    advice = "ALTER ROLE ... SET default_transaction_isolation = 'read committed' for the roles that use this store"
+    return Finding("isolation", level, Verdict.WEAK, advice)
+
+
 def _oldest_transaction(connection: psycopg.Connection[Any]) -> Finding:
     """A transaction that stays open keeps every row that was deleted since: see `lookback.py`."""
     seconds, sees_all = _row(
         connection,
-        """SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
+        """SELECT coalesce(max(extract(epoch FROM clock_timestamp() - x.begun)), 0)::float8,
                   pg_has_role('pg_read_all_stats', 'USAGE')
-           FROM pg_stat_activity
-           WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)""",
+           FROM (SELECT xact_start AS begun FROM pg_stat_activity
+                 WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+                 UNION ALL SELECT prepared FROM pg_prepared_xacts WHERE database = current_database()) x""",
     )
     if seconds < _OLD_TRANSACTION:
         hidden = "" if sees_all else "; those of other roles are hidden: GRANT pg_read_all_stats shows them"

@@ -69,7 +69,7 @@ class Listener:
             try:
                 connection = await self._server.connect()
                 try:
-                    heard = await self._hears_itself(connection)
+                    heard = await self._hears(connection)
                     if heard:
                         retry = _FIRST_RETRY
                         self._hub.notify()  # what came while nobody listened
@@ -96,10 +96,18 @@ class Listener:
         for seconds in _LOOKED_AGAIN_AFTER:
             loop.call_later(seconds, self._hub.notify, {queue})
 
-    async def _hears_itself(self, connection: AsyncConnection) -> bool:
-        sound = _OWN_SOUND + self._server.ports.ids.session_id()
+    async def _hears(self, connection: AsyncConnection) -> bool:
+        """Whether what others say reaches this connection."""
+        [(pid,)] = await (await connection.execute("SELECT pg_backend_pid()")).fetchall()
+        if pid != connection.info.backend_pid:
+            return False  # a pooler: a LISTEN would stay behind on one of its connections, for whoever comes next
         await connection.execute(f'LISTEN "{self._channel}"'.encode())
-        await connection.execute("SELECT pg_notify(%s::text, %s::text)", (self._channel, sound))
+        sound = _OWN_SOUND + self._server.ports.ids.session_id()
+        other = await self._server.connect()  # what a connection says itself, it always hears
+        try:
+            await other.execute("SELECT pg_notify(%s::text, %s::text)", (self._channel, sound))
+        finally:
+            other.pgconn.finish()
         try:
             async with asyncio.timeout(_SOUND_HEARD_WITHIN):
                 async for notice in connection.notifies():

@@ -147,6 +147,7 @@ class PostgresStore:
         self._closer = weakref.finalize(self, self._connections.close)
         self._closer.atexit = False
         self._hub = WakeupHub()
+        self._announcer = Announcer(self._ports, on=self._notify)  # another thread may have held its lock
         self._opening = threading.Lock()
 
     async def _run(self, verb: Verb[T]) -> T:

@@ -830,10 +830,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Empty a slot, if everything in it has been pruned. It waits 50 ms at most for those who read it: whoever writes history
+-- Empty a slot, if everything in it has been pruned. It waits 10 ms at most for those who read it: whoever writes history
 -- may have to wait behind it.
 CREATE FUNCTION {ns}_empty_slot(p_slot smallint) RETURNS bool LANGUAGE plpgsql
-SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off SET lock_timeout = '50ms'
+SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off SET lock_timeout = '10ms'
 AS $$
 BEGIN
     EXECUTE format('LOCK TABLE {ns}_history_%s IN ACCESS EXCLUSIVE MODE', p_slot);
