@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import psycopg
+from typing import Any
+
 import pytest
 
 from holdfast import Holdfast
@@ -17,12 +18,12 @@ def test_a_thousand_jobs_are_one_statement(
     app = Holdfast(f"{postgres_server.url}?namespace=bulk")
     task = app.task(lambda n: None, name="n")
     app.open()
-    statements = []
-    execute = _Blocking.execute
+    statements: list[object] = []
+    execute: Any = _Blocking.execute
 
-    def counted(self: psycopg.Connection[tuple[object, ...]], query: str, *args: object, **named: object) -> object:
+    def counted(self: _Blocking, query: object, *args: object, **named: object) -> object:
         statements.append(query)
-        return execute(self, query, *args, **named)  # type: ignore[arg-type]
+        return execute(self, query, *args, **named)
 
     monkeypatch.setattr(_Blocking, "execute", counted)
     calls = [task.options(key=f"{n}").job(n) if keyed else task.job(n) for n in range(1_000)]

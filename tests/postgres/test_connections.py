@@ -209,6 +209,20 @@ async def test_a_lock_that_is_held_too_long(database: Database, blocking: bool) 
     named.store.close()
 
 
+async def test_opening_has_a_deadline_too(database: Database) -> None:
+    """Not a migration, which may take as long as it needs: but to see that there is none to be made."""
+    for create in (True, False):
+        store = database.store(timeout=0.4, create=create)
+        with locked(database, "schema"):
+            before = time.monotonic()
+            for call in (store.counts, store.examine):
+                with pytest.raises(StoreUnavailable, match=r"cannot (open|examine)"):
+                    await call()
+            assert time.monotonic() - before < 4
+        await store.counts()
+        store.close()
+
+
 async def test_a_full_house(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every connection is in use for longer than anybody wants to wait."""
     monkeypatch.setattr(connections, "_MOST_BLOCKING", 2)

@@ -64,6 +64,13 @@ class _Blocking(psycopg.Connection[TupleRow]):
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         return super().wait(gen, interval, self.patience if timeout is None else timeout)
 
+    def throw_away(self) -> None:
+        """Close it. If the server is still busy with a statement, ask it to stop."""
+        if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            with contextlib.suppress(psycopg.Error, OSError):
+                self.cancel_safe(timeout=_TIME_TO_CANCEL)
+        self.pgconn.finish()
+
 
 class Server:
     """Where the server is and how to talk to it."""
@@ -96,6 +103,7 @@ class Server:
             connection = _Blocking.connect(autocommit=True, prepare_threshold=None, **self._options)
         except psycopg.Error as error:
             raise self._unreachable(error) from error
+        connection.patience = self.timeout
         return connection
 
     def _unreachable(self, error: Exception) -> StoreUnavailable:
@@ -269,7 +277,6 @@ class Connections:
                     connection = self._idle_blocking.pop() if self._idle_blocking else None
                 if connection is None:
                     connection = self.server.connect_blocking()
-                    connection.patience = self.server.timeout
                 elif not _is_alive(connection):
                     connection.close()
                     connection = None
@@ -287,10 +294,7 @@ class Connections:
         finally:
             self._slots.release()
             if connection is not None:
-                if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                    with contextlib.suppress(psycopg.Error, OSError):
-                        connection.cancel_safe(timeout=_TIME_TO_CANCEL)
-                connection.pgconn.finish()
+                connection.throw_away()
 
     def _put_back(self, connection: _Blocking) -> None:
         with self._lock:

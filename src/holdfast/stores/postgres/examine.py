@@ -25,21 +25,22 @@ def examine(server: Server, namespace: str) -> list[Finding]:
 
     `SchemaOutdated` if the tables are missing or not this version's.
     """
-    with server.connect_blocking() as connection:
-        connection.patience = server.timeout
-        try:
-            number = require_current(connection, namespace, where=server.shown)
-            return [
-                *_durability(connection),
-                Finding("server", f"PostgreSQL {_setting(connection, 'server_version')} at {server.shown}"),
-                Finding("schema", str(number)),
-                _isolation(connection),
-                _oldest_transaction(connection),
-                _dead_rows(connection, namespace),
-                _oldest_ready(connection, namespace),
-            ]
-        except psycopg.Error as error:
-            raise StoreUnavailable(f"cannot examine {server.shown}: {said(error)}") from error
+    connection = server.connect_blocking()
+    try:
+        number = require_current(connection, namespace, where=server.shown)
+        return [
+            *_durability(connection),
+            Finding("server", f"PostgreSQL {_setting(connection, 'server_version')} at {server.shown}"),
+            Finding("schema", str(number)),
+            _isolation(connection),
+            _oldest_transaction(connection),
+            _dead_rows(connection, namespace),
+            _oldest_ready(connection, namespace),
+        ]
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"cannot examine {server.shown}: {said(error)}") from error
+    finally:
+        connection.throw_away()
 
 
 def _row(connection: psycopg.Connection[Any], text: str, *values: object) -> tuple[Any, ...]:

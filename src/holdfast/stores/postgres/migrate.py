@@ -29,6 +29,11 @@ def schema_number(connection: psycopg.Connection[Any], namespace: str) -> int:
     return int(row[0] or 0) if row else 0
 
 
+def is_current(connection: psycopg.Connection[Any], namespace: str, *, where: str) -> bool:
+    """Whether nothing is to be done. `SchemaOutdated` if it is of a newer major version. It only reads."""
+    return not missing(schema_number(connection, namespace), shipped(_PACKAGE), where=where)
+
+
 def require_current(connection: psycopg.Connection[Any], namespace: str, *, where: str) -> int:
     """The schema's number. `SchemaOutdated` if this version needs a newer one, or it is of a newer major version."""
     here, migrations = schema_number(connection, namespace), shipped(_PACKAGE)

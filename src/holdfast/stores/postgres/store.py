@@ -39,7 +39,7 @@ from holdfast.stores.postgres.examine import examine
 from holdfast.stores.postgres.guest import Guests
 from holdfast.stores.postgres.listener import Announcer, Listener
 from holdfast.stores.postgres.lookback import LookBack
-from holdfast.stores.postgres.migrate import migrate, require_current
+from holdfast.stores.postgres.migrate import is_current, migrate, require_current
 from holdfast.stores.postgres.verbs import CHECKPOINT_MOVED, QUEUE_IS_FULL, Verb, Verbs
 from holdfast.stores.threads import on_thread
 from holdfast.stores.wakeups import WakeupHub, queues_fed
@@ -104,15 +104,19 @@ class PostgresStore:
             identity = self._identity
             if identity is None:
                 namespace = self._verbs.namespace
-                with self.server.connect_blocking() as connection:
-                    try:
-                        if self._create:
-                            migrate(connection, namespace, where=self.server.shown)
-                        else:
-                            require_current(connection, namespace, where=self.server.shown)
-                        row = connection.execute(f"SELECT id FROM {namespace}_identity".encode()).fetchone()  # noqa: S608
-                    except psycopg.Error as error:
-                        raise StoreUnavailable(f"cannot open {self.server.shown}: {said(error)}") from error
+                connection = self.server.connect_blocking()
+                try:
+                    if not self._create:
+                        require_current(connection, namespace, where=self.server.shown)
+                    elif not is_current(connection, namespace, where=self.server.shown):
+                        connection.patience = None  # it takes as long as it takes
+                        migrate(connection, namespace, where=self.server.shown)
+                        connection.patience = self.server.timeout
+                    row = connection.execute(f"SELECT id FROM {namespace}_identity".encode()).fetchone()  # noqa: S608
+                except psycopg.Error as error:
+                    raise StoreUnavailable(f"cannot open {self.server.shown}: {said(error)}") from error
+                finally:
+                    connection.throw_away()
                 identity = str(row[0]) if row else ""
                 self._identity = identity
             return identity
