@@ -5,6 +5,8 @@ Workers go on by themselves, nothing that was accepted is lost, no connection le
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -81,6 +83,27 @@ def test_workers_go_on_after_the_server_was_killed_and_after_all_connections_wer
             assert after <= before + SLACK
         assert resumed <= RESUMED_WITHIN
         assert longest <= RESUMED_WITHIN
+
+
+def test_a_worker_process_that_died_during_the_outage_is_back_soon_after_it(
+    tmp_path: Path, own_database: Database
+) -> None:
+    with ServerStage(tmp_path, own_database) as stage:
+        supervisor = stage.supervisor()
+        held = stage.enqueue("hold_at_first", gate="never")
+        child = stage.wait_for_entry(held).pid
+        own_database.server.kill()
+        os.kill(child, signal.SIGKILL)
+        supervisor.wait_for("start failed, it goes on", times=5)  # so often that it has become slow to try again
+        supervisor.wait_for("recovery failed, it goes on", times=5)
+        own_database.server.start()
+        back = time.monotonic()
+        again = stage.wait_for_entry(held, times=2).at - back
+        print(f"{own_database.engine}: its job was started again {again:.2f} s after the return")
+        job = stage.wait_for_state(held, "succeeded")
+        assert job.attempt == 2
+        assert len(supervisor.lines("worker started")) == 2
+        assert again <= RESUMED_WITHIN
 
 
 # Negative control.

@@ -293,5 +293,5 @@ def test_a_server_that_is_too_old(database: Database, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("namespace", ["", "Upper", "a b", "a;b", "ü", "1a", "x" * 41, 'a"b'])
 def test_a_namespace_that_is_no_name(url: str, namespace: str) -> None:
-    with pytest.raises(Exception, match="^namespace .* must be"):
+    with pytest.raises(Exception, match=r"^namespace .* must be"):
         PostgresStore(url, namespace=namespace)

@@ -21,7 +21,7 @@ from holdfast.store import Checkpoint, ClaimRequest, DepthLimit, InsertStatus, J
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.suite.harness import BOOM
 from tests.postgres.helpers import DAY, HOUR, Database, claim, finish, new_job, new_jobs, open_session, raw
-from tests.postgres.roles import ROLES, make_roles, url_of
+from tests.postgres.roles import ROLES, make_roles, sql_of, url_of
 from tests.servers import PostgresServer
 
 NAMESPACE = "least"
@@ -182,7 +182,7 @@ WRITES: dict[str, tuple[Call, str]] = {
     "a pause": (lambda store, job: store.set_paused("default", True), "paused"),
     "a resume": (lambda store, job: store.set_paused("default", False), "paused"),
     "a prune": (lambda store, job: store.prune(10), "kept"),
-    "a forget": (lambda store, job: store.forget([job.id]), "kept"),
+    "a forget": (lambda store, job: store.forget([job.id]), "pruned"),
 }
 READS: dict[str, tuple[Call, str]] = {
     "one job": (lambda store, job: store.get(job.id), "jobs"),
@@ -284,3 +284,16 @@ async def test_who_may_not_migrate_says_what_it_lacks(
     careful = PostgresStore(url, namespace="nobody_made_it", create=False)
     with pytest.raises(SchemaOutdated, match="migrate it first"):
         await careful.counts()
+
+
+# What else the reference shows.
+
+
+@pytest.mark.parametrize("heading", ["Looking inside", "Plain SQL"])
+def test_the_other_examples_of_the_reference_work(database: Database, heading: str) -> None:
+    role = "reader" if heading == "Looking inside" else "producer"
+    [block] = sql_of(heading, NAMESPACE)
+    with raw(url_of_role(database, role)) as own:
+        for statement in block.split(";\n"):
+            own.execute(statement.encode())
+    assert database.number_of("waiting") == (101 if role == "producer" else 0)

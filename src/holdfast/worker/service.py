@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from holdfast.config import WorkerSettings
-from holdfast.errors import HoldfastError, StoreError
+from holdfast.errors import HoldfastError, StoreError, StoreUnavailable
 from holdfast.events import Listener, PartFailed, ProcessRecycled, WorkerStarted, WorkerStopped, tell
 from holdfast.job import SessionId
 from holdfast.ports import Ports
@@ -216,7 +216,7 @@ class WorkerService:
             self._end()
 
     async def _work(self) -> bool:
-        await self._store.__aenter__()  # one that cannot be opened is the caller's to hear of
+        await self._open_store()
         self._tick()
         claiming = self._spawn("claimer", self._claimer.run)
         self._heart.start()
@@ -235,6 +235,21 @@ class WorkerService:
             self._runner.release_unstarted()
             await self._wait_for_change(_TICK_EVERY)
         return await self._shut_down(claiming)
+
+    async def _open_store(self) -> None:
+        """One that cannot be opened is the caller's to hear of. A supervisor has opened it before: it comes back."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await self._store.__aenter__()
+                return
+            except StoreUnavailable as error:
+                if not self._supervised or self._wish:
+                    raise
+                retry_in = pause * (0.5 + self._ports.random.fraction())
+                tell(self._listener, PartFailed("", "start", f"{type(error).__name__}: {error}", retry_in))
+                await self._wait_for_change(retry_in)
+                pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:
         clock, settings = self._ports.clock, self._settings

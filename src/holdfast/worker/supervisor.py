@@ -45,6 +45,7 @@ _STOP_AT_ONCE = 3.0
 _JITTER = 0.1
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
+_LONGEST_RECOVERY_PAUSE = 5.0
 _BAD_CONFIGURATION = 2
 
 
@@ -264,7 +265,7 @@ class Supervisor:
                     self._listener, PartFailed(death.session_id, "recovery", f"{type(error).__name__}: {error}", pause)
                 )
                 await self._ports.clock.sleep(pause * (0.5 + self._ports.random.fraction()))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pause = min(pause * 2, _LONGEST_RECOVERY_PAUSE)
         if by_itself and not death.killed:
             tell(
                 self._listener,

@@ -13,7 +13,6 @@ import select
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import errors as sqlstates
@@ -22,7 +21,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from holdfast.errors import InvalidOption, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.postgres.verbs import Query, Verb
 
@@ -88,6 +87,7 @@ class Server:
             "tcp_user_timeout": 1000 * seconds,
             "application_name": "holdfast",
             **conninfo,
+            "client_encoding": "UTF8",
         }
 
     async def connect(self) -> AsyncConnection:
@@ -121,6 +121,8 @@ class Server:
             return StoreUnavailable(
                 f"{what}: are the tables there, and on the search_path? `holdfast migrate` makes them"
             )
+        if not state and isinstance(error, (psycopg.DataError, psycopg.ProgrammingError)):
+            return StoreUnavailable(f"{what}: nothing was sent")  # the driver itself refused a value
         lost = not state or state.startswith(("08", "57P")) or isinstance(error, TimeoutError)
         if lost and query.writes:
             return OutcomeUnknown(f"{what}: the connection was lost, so the write may or may not have happened")
@@ -168,8 +170,16 @@ class _OfLoop:
         self.idle: list[AsyncConnection] = []
         self.slots = asyncio.Semaphore(_MOST_PER_LOOP)
 
-    def __del__(self) -> None:
-        for connection in self.idle:  # their loop is gone
+    def take(self) -> AsyncConnection | None:
+        """An idle connection. Somebody may close them all at this moment, on another thread."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while (connection := self.take()) is not None:
             connection.pgconn.finish()
 
 
@@ -179,7 +189,7 @@ class Connections:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._lock = threading.Lock()
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = WeakKeyDictionary()
+        self._loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
         self._idle_blocking: list[_Blocking] = []
         self._slots = threading.BoundedSemaphore(_MOST_BLOCKING)
 
@@ -201,6 +211,8 @@ class Connections:
                 if getattr(error, "sqlstate", "") and str(error.sqlstate).startswith("HF"):
                     raise  # raised by our own functions, for the store to understand
                 raise self.server.failure(error, query) from error
+            except UnicodeError as error:
+                raise InvalidOption(f"a text cannot be stored: {error}") from error
             await clock.sleep(pause)
 
     async def _try(self, query: Query) -> list[tuple[Any, ...]]:
@@ -210,8 +222,7 @@ class Connections:
         try:
             async with asyncio.timeout(self.server.timeout):
                 async with mine.slots:
-                    while mine.idle and connection is None:
-                        connection = mine.idle.pop()
+                    while connection is None and (connection := mine.take()) is not None:
                         if not _is_alive(connection):
                             await connection.close()
                             connection = None
@@ -244,6 +255,9 @@ class Connections:
         mine = self._loops.get(loop)
         if mine is None:
             with self._lock:
+                # Not left to the garbage collector: a semaphore that somebody had to wait for keeps its loop alive.
+                for ended in [other for other in self._loops if other.is_closed()]:
+                    self._loops.pop(ended).close()
                 mine = self._loops.setdefault(loop, _OfLoop())
         return mine
 
@@ -265,6 +279,8 @@ class Connections:
                     raise self.server.failure(error, query) from error
             except psycopg.Error as error:
                 raise self.server.failure(error, query) from error
+            except UnicodeError as error:
+                raise InvalidOption(f"a text cannot be stored: {error}") from error
             clock.pause(pause)
 
     def _try_blocking(self, query: Query) -> list[tuple[Any, ...]]:
@@ -305,21 +321,30 @@ class Connections:
     def close(self) -> None:
         """Close every connection that is idle; those in use close when their call ends badly, or with the process."""
         with self._lock:
-            idle: list[Any] = [*self._idle_blocking]
+            idle = [*self._idle_blocking]
             self._idle_blocking.clear()
-            for mine in self._loops.values():
-                idle += mine.idle
-                mine.idle.clear()
+            loops = list(self._loops.values())
         for connection in idle:
             connection.pgconn.finish()
+        for mine in loops:
+            mine.close()
 
 
 def drive(verb: Verb[T], execute: Callable[[Query], list[tuple[Any, ...]]]) -> T:
     """Carry out a verb with a function that executes one statement."""
+    written = False
     try:
         query = next(verb)
         while True:
-            query = verb.send(execute(query))
+            try:
+                rows = execute(query)
+            except StoreUnavailable as error:
+                query = verb.throw(_after(written, error))
+            except Exception as error:
+                query = verb.throw(error)
+            else:
+                written = written or query.writes
+                query = verb.send(rows)
     except StopIteration as end:
         answer: T = end.value
         return answer
@@ -329,12 +354,26 @@ def drive(verb: Verb[T], execute: Callable[[Query], list[tuple[Any, ...]]]) -> T
 
 async def drive_async(verb: Verb[T], execute: Callable[[Query], Awaitable[list[tuple[Any, ...]]]]) -> T:
     """The same with a coroutine function."""
+    written = False
     try:
         query = next(verb)
         while True:
-            query = verb.send(await execute(query))
+            try:
+                rows = await execute(query)
+            except StoreUnavailable as error:
+                query = verb.throw(_after(written, error))
+            except Exception as error:
+                query = verb.throw(error)
+            else:
+                written = written or query.writes
+                query = verb.send(rows)
     except StopIteration as end:
         answer: T = end.value
         return answer
     finally:
         verb.close()
+
+
+def _after(written: bool, error: StoreUnavailable) -> StoreError:
+    """A statement that wrote nothing, after others of its verb that did."""
+    return OutcomeUnknown(f"a part of it was done, then: {error}") if written else error

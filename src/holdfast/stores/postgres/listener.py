@@ -11,9 +11,6 @@ import asyncio
 import threading
 from collections.abc import Collection
 
-import psycopg
-
-from holdfast.errors import StoreError
 from holdfast.ports import Ports
 from holdfast.stores.postgres.connections import AsyncConnection, Server
 from holdfast.stores.wakeups import WakeupHub
@@ -67,9 +64,11 @@ class Listener:
         retry = _FIRST_RETRY
         while True:
             try:
-                connection = await self._server.connect()
+                async with asyncio.timeout(self._server.timeout):
+                    connection = await self._server.connect()
                 try:
-                    heard = await self._hears(connection)
+                    async with asyncio.timeout(self._server.timeout + _SOUND_HEARD_WITHIN):
+                        heard = await self._hears(connection)
                     if heard:
                         retry = _FIRST_RETRY
                         self._hub.notify()  # what came while nobody listened
@@ -79,7 +78,7 @@ class Listener:
                     connection.pgconn.finish()
                 if not heard:
                     await self.pulse()
-            except (psycopg.Error, StoreError, OSError):
+            except Exception:  # whatever it is: a listener that has died wakes nobody
                 await ports.clock.sleep(retry * (0.5 + ports.random.fraction()))
                 retry = min(2 * retry, _LAST_RETRY)
 

@@ -31,6 +31,7 @@ _SHARE_OF_TIME = 50
 _CHEAP = 0.02
 """A look at everything that took no more seconds than this is repeated whenever a claim found too little."""
 _LEAST_INTERVAL = 0.25
+_LONGEST_INTERVAL = 20.0
 _LANES_CHECKED_EVERY = 5.0
 _FEW_LANES = 8
 _LOWEST, _HIGHEST = -1_000, 1_000
@@ -74,9 +75,9 @@ class LookBack:
         for queue in queues:
             self._lanes[queue] = sorted(lane for lane in found if lane.queue == queue)
             self._learned[queue] = now
-        kept = {*found, *(lane for lane in self._due if lane.queue not in queues)}
+        kept = {*found, *(lane for lane in list(self._due) if lane.queue not in queues)}
         self._due = {lane: self._due.get(lane, True) for lane in kept}
-        self._reached = {lane: at for lane, at in self._reached.items() if lane in kept}
+        self._reached = {lane: at for lane, at in list(self._reached.items()) if lane in kept}
 
     def forget_place(self, queues: Iterable[str]) -> None:
         """Jobs have come back to their old place in these queues."""
@@ -91,7 +92,7 @@ class LookBack:
             self._due[Lane(lane["queue"], lane["priority"], lane["share"])] = place in places
 
     def plan(self, request: ClaimRequest, most: int, *, exactly: bool) -> Plan:
-        """What to ask for now. `exactly`: only lanes with due jobs take part, or nothing is claimed."""
+        """What to ask for now. `exactly`: all lanes with due jobs take part and no others, or nothing is claimed."""
         now = self._clock.monotonic()
         depth = self._depth(now)
         plan = Plan([], [], [], depth, now)
@@ -101,7 +102,8 @@ class LookBack:
                 _LANES_CHECKED_EVERY, _SHARE_OF_TIME * self._took[_EVERYTHING]
             ):
                 self._lanes[queue] = lanes = []  # those that are empty for good must not be asked for ever
-            plan.gaps.extend(_gaps(queue, lanes))
+            if exactly:
+                plan.gaps.extend(_gaps(queue, lanes))
             due = []
             for lane in lanes:
                 believed = self._due.get(lane, True) if exactly and len(lanes) > 1 else None
@@ -121,7 +123,8 @@ class LookBack:
         if self._hungry and self._took[_EVERYTHING] <= _CHEAP:
             return _EVERYTHING
         for depth in range(_EVERYTHING, 0, -1):
-            if now - self._looked[depth] >= max(_LEAST_INTERVAL, _SHARE_OF_TIME * self._took[depth]):
+            interval = min(max(_LEAST_INTERVAL, _SHARE_OF_TIME * self._took[depth]), _LONGEST_INTERVAL)
+            if now - self._looked[depth] >= interval:
                 return depth
         return 0
 
@@ -136,7 +139,8 @@ class LookBack:
             # A deep look is a look at what is less deep, too.
             for depth in range(1, plan.depth + 1):
                 self._looked[depth] = now
-            self._took[plan.depth] = now - plan.begun
+            # One stall is no cost of looking: it counts as far as the next look confirms it.
+            self._took[plan.depth] = min(now - plan.begun, 2 * self._took[plan.depth] + _CHEAP / 2)
         for job in jobs:
             lane = Lane(job.queue, job.priority, job.share)
             self._reached[lane] = max(job.run_at, self._reached.get(lane, 0))

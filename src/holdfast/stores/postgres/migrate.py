@@ -12,12 +12,29 @@ from typing import Any
 
 import psycopg
 
-from holdfast.errors import StoreUnavailable
+from holdfast.errors import StoreUnavailable, UnsafeStore
 from holdfast.store import CLOSED_SESSION_KEPT
 from holdfast.stores.migrations import Migration, missing, outdated, shipped
 
 OLDEST_SERVER = 13
 _PACKAGE = "holdfast.stores.postgres"
+
+
+def refuse_unsafe(connection: psycopg.Connection[Any], *, where: str) -> None:
+    """`UnsafeStore` for a database whose settings break our promises."""
+    row = connection.execute(
+        "SELECT current_setting('server_encoding'), current_setting('transaction_isolation')"
+    ).fetchone()
+    encoding, isolation = row or ("", "")
+    if encoding != "UTF8":
+        raise UnsafeStore(
+            f"{where} has the encoding {encoding}: texts are kept, and ordered, as UTF8; make a database with that"
+        )
+    if isolation == "repeatable read":  # a serializable one notices by itself, and the statement is repeated
+        raise UnsafeStore(
+            f"transactions of this role in {where} are {isolation} by default: a repeated insert might become a second "
+            f"job. ALTER ROLE ... IN DATABASE ... SET default_transaction_isolation = 'read committed'"
+        )
 
 
 def schema_number(connection: psycopg.Connection[Any], namespace: str) -> int:

@@ -39,7 +39,7 @@ from holdfast.stores.postgres.examine import examine
 from holdfast.stores.postgres.guest import Guests
 from holdfast.stores.postgres.listener import Announcer, Listener
 from holdfast.stores.postgres.lookback import LookBack
-from holdfast.stores.postgres.migrate import is_current, migrate, require_current
+from holdfast.stores.postgres.migrate import is_current, migrate, refuse_unsafe, require_current
 from holdfast.stores.postgres.verbs import CHECKPOINT_MOVED, QUEUE_IS_FULL, Verb, Verbs
 from holdfast.stores.threads import on_thread
 from holdfast.stores.wakeups import WakeupHub, queues_fed
@@ -47,6 +47,7 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 T = TypeVar("T")
 
 _FULL_COUNT_EVERY = 12
+_MIGRATION_TAKES_AT_MOST = 600.0
 _NAMESPACE = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 
@@ -100,7 +101,9 @@ class PostgresStore:
 
     def open_blocking(self) -> str:
         """Make the tables if they are missing, and check their version. The identity of the database."""
-        with self._opening:
+        if not self._opening.acquire(timeout=_MIGRATION_TAKES_AT_MOST):
+            raise StoreUnavailable(f"{self.server.shown} is still being opened by another thread")
+        try:
             identity = self._identity
             if identity is None:
                 namespace = self._verbs.namespace
@@ -109,9 +112,10 @@ class PostgresStore:
                     if not self._create:
                         require_current(connection, namespace, where=self.server.shown)
                     elif not is_current(connection, namespace, where=self.server.shown):
-                        connection.patience = None  # it takes as long as it takes
+                        connection.patience = _MIGRATION_TAKES_AT_MOST
                         migrate(connection, namespace, where=self.server.shown)
                         connection.patience = self.server.timeout
+                    refuse_unsafe(connection, where=self.server.shown)
                     row = connection.execute(f"SELECT id FROM {namespace}_identity".encode()).fetchone()  # noqa: S608
                 except psycopg.Error as error:
                     raise StoreUnavailable(f"cannot open {self.server.shown}: {said(error)}") from error
@@ -120,6 +124,8 @@ class PostgresStore:
                 identity = str(row[0]) if row else ""
                 self._identity = identity
             return identity
+        finally:
+            self._opening.release()
 
     async def _opened(self) -> str:
         if self._identity is not None:

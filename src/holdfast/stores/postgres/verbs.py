@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import SessionClosed
+from holdfast.errors import InvalidOption, SessionClosed, StoreError, shown
 from holdfast.job import ENDED, Job, JobId, Lease, NewJob, SessionId, State, is_job_id
 from holdfast.lifecycle import Applied, Move, Standing, judge
 from holdfast.store import (
@@ -99,8 +99,9 @@ class Verbs:
         if not jobs and checkpoint is None:
             return []
         if checkpoint is None and not limits and all(job.key is None for job in jobs):
-            ids = [job.id for job in jobs]
-            [(made,)] = yield Query(self._insert, (_json(jobs), min(ids), max(ids), list(tell)))
+            # In one order, so that two batches with the same ids cannot wait for each other.
+            ordered = sorted(jobs, key=lambda job: job.id)
+            [(made,)] = yield Query(self._insert, (_json(ordered), ordered[0].id, ordered[-1].id, list(tell)))
             if made is None:
                 return [Inserted(job.id, InsertStatus.CREATED) for job in jobs]
             left = set(made)
@@ -110,8 +111,13 @@ class Verbs:
                 left.discard(job.id)  # named twice, it was there before the second time
             return answers
         mark = None if checkpoint is None else _json(checkpoint)
-        rows = yield Query(self._insert_checked, (_json(jobs), _json(limits or {}), mark, list(tell)))
-        return [_inserted(job, row) for job, row in zip(jobs, rows, strict=True)]
+        places = list(range(len(jobs)))
+        if not limits:  # in one order, as above; with limits, who comes first matters
+            places.sort(key=lambda place: _key_of(jobs[place]))
+        ordered = [jobs[place] for place in places]
+        rows = yield Query(self._insert_checked, (_json(ordered), _json(limits or {}), mark, list(tell)))
+        answered = {place: _inserted(jobs[place], row) for place, row in zip(places, rows, strict=True)}
+        return [answered[place] for place in range(len(jobs))]
 
     # Sessions.
 
@@ -171,14 +177,20 @@ class Verbs:
     def claim(self, request: ClaimRequest, look: LookBack) -> Verb[Claimed]:
         """See `Store.claim`. `look` knows the lanes, and where each begins."""
         jobs: list[Job] = []
-        replanned = 0
+        now = replanned = 0
         while True:
             most = request.limit - len(jobs)
             plan = look.plan(request, most, exactly=replanned < _MOST_REPLANNED)
-            *rows, end = yield Query(
+            ask = Query(
                 self._claim,
                 (request.session_id, _json(plan.lanes), _json(plan.gaps), _json(plan.passes), most),
             )
+            try:
+                *rows, end = yield ask
+            except StoreError:
+                if jobs:  # what was claimed must reach the worker; that there may be more, it finds out
+                    return Claimed(tuple(jobs), now, 0)
+                raise
             now, standing, next_due = end[0], end[18], end[17]
             if standing == _CLOSED:
                 raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
@@ -323,6 +335,8 @@ class Verbs:
 
     def find(self, query: JobQuery) -> Verb[Page]:
         """See `Store.find`. Each table gives its newest."""
+        if query.cursor is not None and not is_job_id(query.cursor):
+            raise InvalidOption(f"cursor {shown(query.cursor)} is not the `next` of a page")
         conditions, values = ["true"], []
         for condition, value in (
             ("state = ANY (%s::text[])", list(query.states) or None),
@@ -382,6 +396,10 @@ class Verbs:
 def _json(value: object) -> str:
     """Structs travel as one JSON value: a tenth of the cost of an array per field."""
     return msgspec.json.encode(value).decode()
+
+
+def _key_of(job: NewJob) -> tuple[str, str]:
+    return job.queue, "" if job.key is None else job.key.text
 
 
 def _inserted(job: NewJob, row: Sequence[Any]) -> Inserted:

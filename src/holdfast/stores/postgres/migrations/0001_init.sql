@@ -163,15 +163,15 @@ END $$;
 
 -- New jobs.
 
--- Whether one slot of the history holds an id of this range. One statement per slot, so that each has a plan of its own that
--- touches nothing else.
+-- Whether one slot of the ring of days holds an id of this range. One statement per slot, so that each has a plan of its own
+-- that touches nothing else.
 DO $$
 BEGIN
     EXECUTE 'CREATE FUNCTION {ns}_in_slot(p_slot int, p_first uuid, p_last uuid) RETURNS bool LANGUAGE plpgsql STABLE AS $f$ '
         || 'BEGIN CASE p_slot ' || (
             SELECT string_agg(format(
                 'WHEN %s THEN RETURN EXISTS (SELECT FROM {ns}_history_%s h WHERE h.id BETWEEN p_first AND p_last);', n, n), ' ')
-            FROM generate_series(0, 17) n)
+            FROM generate_series(8, 17) n)
         || ' END CASE; END $f$';
 END $$;
 
@@ -184,19 +184,25 @@ DECLARE
     near bool; known uuid[];
 BEGIN
     SELECT EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id BETWEEN p_first AND p_last)
-        OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id BETWEEN p_first AND p_last) INTO near;
+        OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_0 x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_1 x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_2 x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_3 x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_4 x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_5 x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_6 x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_history_7 x WHERE x.id BETWEEN p_first AND p_last)
+    INTO near;
     IF NOT near THEN
-        -- A UUIDv7 says when it was made. If all were made within a minute of now by a clock at most that wrong, what they
-        -- name cannot have ended more than two minutes ago.
+        -- A UUIDv7 says when it was made. What was made within a minute of now, by whatever clock, ended today or yesterday,
+        -- unless that clock is a day wrong.
         IF ('x' || left(replace(p_first::text, '-', ''), 12))::bit(48)::bigint * 1000 > now_us - 60000000
            AND ('x' || left(replace(p_last::text, '-', ''), 12))::bit(48)::bigint * 1000 < now_us + 60000000 THEN
-            near := {ns}_in_slot({ns}_slot(60000000, now_us), p_first, p_last)
-                OR {ns}_in_slot({ns}_slot(86400000000, now_us), p_first, p_last)
-                OR ({ns}_slot(60000000, now_us - 120000000) <> {ns}_slot(60000000, now_us)
-                    AND ({ns}_in_slot({ns}_slot(60000000, now_us - 120000000), p_first, p_last)
-                         OR {ns}_in_slot({ns}_slot(86400000000, now_us - 120000000), p_first, p_last)));
+            near := {ns}_in_slot({ns}_slot(86400000000, now_us), p_first, p_last)
+                OR {ns}_in_slot({ns}_slot(86400000000, now_us - 86400000000), p_first, p_last);
         ELSE
-            FOR slot IN 0..17 LOOP
+            FOR slot IN 8..17 LOOP
                 near := near OR {ns}_in_slot(slot, p_first, p_last);
             END LOOP;
         END IF;
@@ -652,21 +658,25 @@ CREATE FUNCTION {ns}_request_cancel(p_ids uuid[]) RETURNS text[] LANGUAGE plpgsq
 SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $$
 DECLARE
-    left_over uuid[] := ARRAY(SELECT DISTINCT id FROM unnest(p_ids) id ORDER BY id); answers jsonb := '{}'; found jsonb;
+    left_over uuid[] := ARRAY(SELECT DISTINCT id FROM unnest(p_ids) id ORDER BY id); answers jsonb := '{}'; more jsonb;
 BEGIN
     FOR round IN 1..5 LOOP
-        SELECT coalesce(jsonb_object_agg(id, 'cancelled'), '{}') INTO found
+        SELECT coalesce(jsonb_object_agg(id, 'cancelled'), '{}') INTO more
         FROM unnest({ns}_cancel_waiting(left_over, NULL)) id;
-        answers := found || answers;
+        answers := more || answers;
         WITH asked AS (
-            UPDATE {ns}_in_flight f SET cancel_asked = true WHERE f.id = ANY (left_over) RETURNING f.id
+            -- Locked in the order of ids, as settlements lock them.
+            UPDATE {ns}_in_flight f SET cancel_asked = true WHERE f.id = ANY (ARRAY(
+                SELECT x.id FROM unnest(left_over) i (id)
+                CROSS JOIN LATERAL (SELECT y.id FROM {ns}_in_flight y WHERE y.id = i.id OFFSET 0 FOR UPDATE) x))
+            RETURNING f.id
         )
-        SELECT coalesce(jsonb_object_agg(id, 'asked'), '{}') INTO found FROM asked;
-        answers := found || answers;
-        SELECT coalesce(jsonb_object_agg(j.id, 'ended'), '{}') INTO found
+        SELECT coalesce(jsonb_object_agg(id, 'asked'), '{}') INTO more FROM asked;
+        answers := more || answers;
+        SELECT coalesce(jsonb_object_agg(j.id, 'ended'), '{}') INTO more
         FROM unnest(left_over) i (id) CROSS JOIN LATERAL {ns}_get(i.id) j
         WHERE j.state NOT IN ('ready', 'in_flight') AND NOT answers ? j.id::text;
-        answers := found || answers;
+        answers := more || answers;
         left_over := ARRAY(SELECT id FROM unnest(left_over) id WHERE NOT answers ? id::text ORDER BY id);
         EXIT WHEN NOT EXISTS (SELECT FROM unnest(left_over) i (id) CROSS JOIN LATERAL {ns}_get(i.id) j);
     END LOOP;
