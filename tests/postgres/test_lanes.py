@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_a_busy_claimer_looks_back_now_and_then() -> None:
 def test_dear_looks_are_rare_and_their_share_is_bounded() -> None:
     """As under a held snapshot: looking at everything takes half a second, going on ten milliseconds."""
     scene = Scene()
-    spent = {depth: 0.0 for depth in range(4)}
+    spent = dict.fromkeys(range(4), 0.0)
     began = scene.clock.monotonic()
     while scene.clock.monotonic() - began < 300:
         plan = scene.look.plan(REQUEST, 10, exactly=True)
@@ -95,7 +96,7 @@ def test_however_dear_everything_is_looked_at_within_half_a_minute() -> None:
     while scene.clock.monotonic() < 200:
         if scene.claim(2.0, 10, 1_000 * MICROSECONDS) == EVERYTHING:
             looked.append(scene.clock.monotonic())
-    assert max(later - earlier for earlier, later in zip(looked, looked[1:], strict=False)) < 30
+    assert max(later - earlier for earlier, later in pairwise(looked)) < 30
 
 
 def test_jobs_that_come_back_to_their_place_are_looked_for() -> None:
