@@ -16,7 +16,10 @@ def test_a_thousand_jobs_are_one_statement(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, keyed: bool
 ) -> None:
     app = Holdfast(f"{postgres_server.url}?namespace=bulk")
-    task = app.task(lambda n: None, name="n")
+
+    @app.task
+    def task(n: int) -> None: ...
+
     app.open()
     statements: list[object] = []
     execute: Any = _Blocking.execute
