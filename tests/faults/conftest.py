@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def fault_seconds() -> float:
     """How long the long tests go on. HOLDFAST_FAULT_SECONDS=30 makes them longer than they are in a usual run."""
-    return float(os.environ.get("HOLDFAST_FAULT_SECONDS", "4"))
+    return float(os.environ.get("HOLDFAST_FAULT_SECONDS", "3"))
 
 
 @pytest.fixture(scope="module", params=ENGINES)

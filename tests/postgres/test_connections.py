@@ -19,9 +19,6 @@ import pytest
 
 from holdfast.errors import OutcomeUnknown, StoreUnavailable
 from holdfast.job import Key
-from holdfast.lifecycle import Succeeded, settle
-from holdfast.policy import RetryPolicy
-from holdfast.ports import SYSTEM
 from holdfast.store import InsertStatus
 from holdfast.stores.postgres import PostgresStore, connections
 from tests.postgres.helpers import (
@@ -444,12 +441,3 @@ async def test_a_store_beside_another_is_closed_by_itself(named: Named) -> None:
     await beside.__aexit__()
     await eventually(lambda: len(named.pids()) == 1)
     assert [counts.ready for counts in await named.store.counts()] == [2]
-
-
-async def test_a_move_of_a_claim_survives_any_of_this(named: Named) -> None:
-    """In the end every job that was accepted can be settled."""
-    await named.store.insert([new_job()])
-    [job] = await claim(named.store, await open_session(named.store))
-    named.terminate()
-    await eventually(lambda: not named.pids())
-    assert await named.store.apply([settle(job, Succeeded(), RetryPolicy(), SYSTEM.random)]) == ["applied"]

@@ -36,13 +36,13 @@ class Scene:
 
     def claim(self, seconds: float, jobs: int, run_at: int = 0, limit: int = 10) -> int:
         """A claim that takes that long and finds that many. How deep it looked."""
-        plan = self.look.plan(REQUEST, limit, exactly=True)
+        plan = self.look.plan(REQUEST, exactly=True)
         self.clock.advance(seconds)
         self.look.again(plan, [job(run_at + n) for n in range(jobs)], limit)
         return plan.depth
 
     def since(self) -> int:
-        plan = self.look.plan(REQUEST, 10, exactly=True)
+        plan = self.look.plan(REQUEST, exactly=True)
         since: int = plan.lanes[0]["since"]
         return since
 
@@ -73,7 +73,7 @@ def test_dear_looks_are_rare_and_their_share_is_bounded() -> None:
     spent = dict.fromkeys(range(4), 0.0)
     began = scene.clock.monotonic()
     while scene.clock.monotonic() - began < 300:
-        plan = scene.look.plan(REQUEST, 10, exactly=True)
+        plan = scene.look.plan(REQUEST, exactly=True)
         took = {0: 0.01, 1: 0.03, 2: 0.2, 3: 0.3}[plan.depth]
         scene.clock.advance(took)
         spent[plan.depth] += took
@@ -111,9 +111,9 @@ def test_many_lanes_are_learned_again_after_a_while() -> None:
     """Shares that are empty for good must not be asked for ever."""
     scene = Scene()
     scene.look.learn(["default"], [("default", 5, f"s{n:02}") for n in range(50)])
-    assert len(scene.look.plan(REQUEST, 10, exactly=True).lanes) == 50
+    assert len(scene.look.plan(REQUEST, exactly=True).lanes) == 50
     scene.clock.advance(60)
-    plan = scene.look.plan(REQUEST, 10, exactly=True)
+    plan = scene.look.plan(REQUEST, exactly=True)
     assert plan.lanes == []
     assert len(plan.gaps) == 1
 
@@ -122,7 +122,7 @@ def test_the_gaps_cover_everything_but_the_lanes() -> None:
     scene = Scene()
     shares = [(0, "a"), (0, "b"), (5, ""), (5, "é"), (9, "z")]
     scene.look.learn(["default"], [("default", *share) for share in shares])
-    gaps = scene.look.plan(REQUEST, 10, exactly=True).gaps
+    gaps = scene.look.plan(REQUEST, exactly=True).gaps
 
     def covered(priority: int, share: str) -> bool:
         return any(

@@ -64,6 +64,11 @@ class Claimer:
         self.empty = False
         """Whether the last claim found nothing that is due."""
 
+    @property
+    def answered(self) -> int:
+        """How many claims the store has answered."""
+        return self._turn
+
     # What others tell it.
 
     def wake(self) -> None:

@@ -218,7 +218,7 @@ class WorkerService:
     async def _work(self) -> bool:
         await self._open_store()
         self._tick()
-        claiming = self._spawn("claimer", self._claimer.run)
+        claiming = self._spawn("claimer", self._claimer.run, lambda: self._claimer.answered)
         self._heart.start()
         self._spawn("settler", self.settler.run)
         self._spawn("progress", self._keep_progress)
@@ -304,23 +304,23 @@ class WorkerService:
             task.cancel()
         no_longer_in_forks(asyncio.get_running_loop())
 
-    def _spawn(self, name: str, part: Loop) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(self._keep_running(name, part), name=f"holdfast {name}")
+    def _spawn(self, name: str, part: Loop, progress: Callable[[], int] = int) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._keep_running(name, part, progress), name=f"holdfast {name}")
         task.add_done_callback(lambda _: self._on_change())
         self._tasks.append(task)
         return task
 
-    async def _keep_running(self, name: str, part: Loop) -> None:
-        """Run a part until it returns; start it again when it fails, after a pause that grows if it fails at once."""
+    async def _keep_running(self, name: str, part: Loop, progress: Callable[[], int]) -> None:
+        """Run a part until it returns; start it again, a little later each time, when it fails without any progress."""
         pause = _FIRST_PAUSE
         while True:
-            began = self._ports.clock.monotonic()
+            began, reached = self._ports.clock.monotonic(), progress()
             try:
                 await part()
                 return
             except Exception as error:
-                if self._ports.clock.monotonic() - began > pause:
-                    pause = _FIRST_PAUSE  # it has worked meanwhile, or waited long enough for an answer
+                if progress() != reached or self._ports.clock.monotonic() - began > _LONGEST_PAUSE:
+                    pause = _FIRST_PAUSE
                 retry_in = pause * (0.5 + self._ports.random.fraction())
                 tell(self._listener, PartFailed(self.worker_id, name, f"{type(error).__name__}: {error}", retry_in))
                 if self._wish and name == "claimer":

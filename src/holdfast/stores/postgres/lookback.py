@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     lanes: list[dict[str, Any]]
     gaps: list[dict[str, Any]]
-    passes: list[dict[str, Any]]
+    groups: list[list[int]]
     depth: int
     begun: float
 
@@ -91,7 +91,7 @@ class LookBack:
         for place, lane in enumerate(plan.lanes, 1):
             self._due[Lane(lane["queue"], lane["priority"], lane["share"])] = place in places
 
-    def plan(self, request: ClaimRequest, most: int, *, exactly: bool) -> Plan:
+    def plan(self, request: ClaimRequest, *, exactly: bool) -> Plan:
         """What to ask for now. `exactly`: all lanes with due jobs take part and no others, or nothing is claimed."""
         now = self._clock.monotonic()
         depth = self._depth(now)
@@ -110,13 +110,8 @@ class LookBack:
                 plan.lanes.append(_named(lane, since=self._since(lane, depth), due=believed))
                 if believed is not False:
                     due.append(lane)
-            for group in serving_order(due, request.turn):
-                part = -(-most // len(group))
-                for skip, at_most in ((0, part), (part, most - part)):
-                    if at_most:
-                        plan.passes.extend(
-                            _named(lane, skip=skip, most=at_most, since=self._since(lane, depth)) for lane in group
-                        )
+            places = {lane: place for place, lane in enumerate(lanes, start=len(plan.lanes) - len(lanes) + 1)}
+            plan.groups.extend([places[lane] for lane in group] for group in serving_order(due, request.turn))
         return plan
 
     def _depth(self, now: float) -> int:

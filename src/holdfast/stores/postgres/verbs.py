@@ -180,10 +180,10 @@ class Verbs:
         now = replanned = 0
         while True:
             most = request.limit - len(jobs)
-            plan = look.plan(request, most, exactly=replanned < _MOST_REPLANNED)
+            plan = look.plan(request, exactly=replanned < _MOST_REPLANNED)
             ask = Query(
                 self._claim,
-                (request.session_id, _json(plan.lanes), _json(plan.gaps), _json(plan.passes), most),
+                (request.session_id, _json(plan.lanes), _json(plan.gaps), _json(plan.groups), most),
             )
             try:
                 *rows, end = yield ask
@@ -203,7 +203,8 @@ class Verbs:
             elif standing == _OTHER_LANES_DUE:
                 look.believe(plan, end[10])
             else:
-                got = [job_from_row(row[1:]) for row in rows]
+                # Named twice, if a later pass met it again: see the function. Then there may be more.
+                got = list({row[1]: job_from_row(row[1:]) for row in rows}.values())
                 jobs += got
                 if not look.again(plan, got, most):
                     break

@@ -369,15 +369,14 @@ END $$;
 
 -- Claim up to `p_most` due jobs. `p_lanes`: every lane that the caller knows, from which due time on to look there, and whether
 -- the caller believes that something is due in it (null: it does not matter). `p_gaps`: the spaces between these lanes.
--- `p_passes`: lanes in the order of service, each with how many to skip and to take at most. If the caller knows too little,
--- nothing is claimed. The last row is no job: its id is null; its version is 0 if the session is not open, 1 if there are
--- other lanes, 2 if something else is due (in `key`, the places of the lanes where something is), else 3; and its run_at
--- says when the next job is due, if fewer than `p_most` came.
+-- `p_groups`: the places of lanes in `p_lanes`, from 1, in groups in the order of service. If the caller knows too little, nothing
+-- is claimed. The last row is no job: its id is null; its version is 0 if the session is not open, 1 if there are other lanes, 2
+-- if something else is due (in `key`, the places of the lanes where something is), else 3; and its run_at says when the next
+-- job is due, if fewer than `p_most` came.
 --
 -- Every shape here fixes a plan: LATERAL with LIMIT keeps the lanes outside, `ctid = ANY (ARRAY(...))` finds the rows again
--- without a join. Rows of this table never move, so their ctid still holds. A lane's second pass may meet a row of its first
--- again, if somebody let go of a row in between; the second is left out.
-CREATE FUNCTION {ns}_claim(p_session text, p_lanes json, p_gaps json, p_passes json, p_most int)
+-- without a join. Rows of this table never move, so their ctid still holds.
+CREATE FUNCTION {ns}_claim(p_session text, p_lanes json, p_gaps json, p_groups json, p_most int)
 RETURNS TABLE (now_us bigint, id text, task text, payload bytea, task_version text, queue text, share text,
                priority smallint, max_retries int, retention bigint, key text, key_hash text, key_window bigint,
                correlation_id text, created_at bigint, state text, reason text, run_at bigint, version int,
@@ -389,7 +388,8 @@ SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    claimed int; as_believed bool;
+    claimed int; as_believed bool; due int[]; taken int[]; room int; quota int; asked int; got int; lane int;
+    members int[]; staying int[]; served int[] := '{}'; skips int[] := '{}'; mosts int[] := '{}';
 BEGIN
     now_us := {ns}_now();
     version := 0;
@@ -409,47 +409,83 @@ BEGIN
             WHERE w.queue = g.queue AND w.priority > g.after_priority AND w.priority < g.before_priority LIMIT 1) x
     ) THEN RETURN NEXT; RETURN; END IF;
     version := 2;
-    SELECT json_agg(l.place) FILTER (WHERE d.due)::text, bool_and(l.due IS NULL OR l.due = d.due)
-    INTO key, as_believed
-    FROM ROWS FROM (json_to_recordset(p_lanes) AS (queue text, priority smallint, share text, since bigint, due bool))
-         WITH ORDINALITY AS l (queue, priority, share, since, due, place)
-    CROSS JOIN LATERAL (
-        SELECT l.due IS NOT NULL AND EXISTS (
-            SELECT FROM {ns}_waiting w
-            WHERE w.queue = l.queue AND w.priority = l.priority AND w.share = l.share
-              AND w.run_at >= l.since AND w.run_at <= now_us) AS due
-    ) d;
-    IF NOT as_believed THEN RETURN NEXT; RETURN; END IF;
+    IF json_array_length(p_lanes) = 1 THEN
+        served := '{1}'; skips := '{0}'; mosts := ARRAY[p_most];
+    ELSE
+        SELECT coalesce(array_agg(c.jobs ORDER BY l.place), '{}'), coalesce(bool_and(l.due IS NULL OR l.due = (c.jobs > 0)), true),
+               json_agg(l.place) FILTER (WHERE c.jobs > 0)::text
+        INTO due, as_believed, key
+        FROM ROWS FROM (json_to_recordset(p_lanes) AS (queue text, priority smallint, share text, since bigint, due bool))
+             WITH ORDINALITY AS l (queue, priority, share, since, due, place)
+        CROSS JOIN LATERAL (
+            SELECT count(*)::int AS jobs FROM (
+                SELECT FROM {ns}_waiting w
+                WHERE w.queue = l.queue AND w.priority = l.priority AND w.share = l.share
+                  AND w.run_at >= l.since AND w.run_at <= now_us
+                  AND NOT EXISTS (SELECT FROM {ns}_paused p WHERE p.queue = l.queue)
+                LIMIT p_most) x
+        ) c;
+        IF NOT as_believed THEN RETURN NEXT; RETURN; END IF;
+        -- Each group is divided evenly among its lanes; what one leaves over goes to the others: `holdfast.lanes.draw`.
+        room := p_most;
+        taken := array_fill(0, ARRAY[cardinality(due)]);
+        FOR members IN SELECT ARRAY(SELECT m::int FROM json_array_elements_text(g) m) FROM json_array_elements(p_groups) g LOOP
+            WHILE room > 0 AND members <> '{}' LOOP
+                quota := (room + cardinality(members) - 1) / cardinality(members);
+                staying := '{}';
+                FOREACH lane IN ARRAY members LOOP
+                    asked := least(quota, room);
+                    EXIT WHEN asked = 0;
+                    got := least(asked, due[lane] - taken[lane]);
+                    IF got > 0 THEN
+                        served := served || lane; skips := skips || taken[lane]; mosts := mosts || got;
+                        taken[lane] := taken[lane] + got;
+                        room := room - got;
+                    END IF;
+                    IF got = asked THEN staying := staying || lane; END IF;
+                END LOOP;
+                members := staying;
+            END LOOP;
+        END LOOP;
+        -- Others may take, since we counted, what we meant to take: then any lane will do.
+        FOR lane IN SELECT m::int FROM json_array_elements(p_groups) g CROSS JOIN json_array_elements_text(g) m LOOP
+            served := served || lane; skips := skips || taken[lane]; mosts := mosts || p_most;
+        END LOOP;
+    END IF;
+    key := NULL;
     version := 3;
+    -- A later pass of a lane may meet a row of an earlier one again, if somebody let go of a row in between: the row is deleted,
+    -- and so inserted, once.
     RETURN QUERY
-    WITH picked AS MATERIALIZED (
-        SELECT l.skip, x.* FROM json_to_recordset(p_passes) AS l (queue text, priority smallint, share text, skip int,
-                                                                  most int, since bigint)
+    WITH lanes AS MATERIALIZED (
+        SELECT * FROM ROWS FROM (json_to_recordset(p_lanes) AS (queue text, priority smallint, share text, since bigint))
+            WITH ORDINALITY AS l (queue, priority, share, since, place)
+    ), picked AS MATERIALIZED (
+        SELECT x.* FROM unnest(served, skips, mosts) AS d (lane, skip, most)
+        CROSS JOIN LATERAL (SELECT * FROM lanes l WHERE l.place = d.lane OFFSET 0) l
         CROSS JOIN LATERAL (
             SELECT w.ctid AS place, w.* FROM {ns}_waiting w
             WHERE w.queue = l.queue AND w.priority = l.priority AND w.share = l.share
               AND w.run_at >= l.since AND w.run_at <= now_us
               AND NOT EXISTS (SELECT FROM {ns}_paused p WHERE p.queue = l.queue)
-            ORDER BY w.run_at, w.id LIMIT l.most OFFSET l.skip FOR UPDATE SKIP LOCKED
+            ORDER BY w.run_at, w.id LIMIT d.most OFFSET d.skip FOR UPDATE SKIP LOCKED
         ) x LIMIT p_most
     ), gone AS (
-        DELETE FROM {ns}_waiting w WHERE w.ctid = ANY (ARRAY(SELECT p.place FROM picked p))
-    ), chosen AS NOT MATERIALIZED (
-        SELECT * FROM picked p WHERE p.skip = 0 OR p.id NOT IN (SELECT q.id FROM picked q WHERE q.skip = 0)
+        DELETE FROM {ns}_waiting w WHERE w.ctid = ANY (ARRAY(SELECT p.place FROM picked p)) RETURNING w.*
     ), taken AS (
         INSERT INTO {ns}_in_flight (id, task, payload, task_version, queue, share, priority, max_retries, retention, key,
             key_hash, key_window, correlation_id, created_at, reason, run_at, version, session_id, attempt, failures,
             crashes, snoozes, suspect, claimed_at, failure_history)
-        SELECT p.id, p.task, p.payload, p.task_version, p.queue, p.share, p.priority, p.max_retries, p.retention, p.key,
-               p.key_hash, p.key_window, p.correlation_id, p.created_at, 'claimed', p.run_at, p.version + 1, p_session,
-               p.attempt, p.failures, p.crashes, p.snoozes, p.suspect, now_us, p.failure_history
-        FROM chosen p
+        SELECT g.id, g.task, g.payload, g.task_version, g.queue, g.share, g.priority, g.max_retries, g.retention, g.key,
+               g.key_hash, g.key_window, g.correlation_id, g.created_at, 'claimed', g.run_at, g.version + 1, p_session,
+               g.attempt, g.failures, g.crashes, g.snoozes, g.suspect, now_us, g.failure_history
+        FROM gone g
     )
     SELECT now_us, p.id::text, p.task, p.payload, p.task_version, p.queue, p.share, p.priority, p.max_retries, p.retention,
            p.key, p.key_hash, p.key_window, p.correlation_id, p.created_at, 'in_flight'::text, 'claimed'::text, p.run_at,
            p.version + 1, p_session, p.attempt, p.failures, p.crashes, p.snoozes, p.suspect, false, now_us,
            p.failure_history, NULL::bytea, NULL::bigint, NULL::bytea
-    FROM chosen p;
+    FROM picked p;
     GET DIAGNOSTICS claimed = ROW_COUNT;
     IF claimed < p_most THEN
         SELECT min(x.run_at) INTO run_at
