@@ -37,6 +37,7 @@ class Database(ABC):
     forgetful: ClassVar[Mapping[str, str]]
     """Settings with which a commit is answered before it is written anywhere but in the server's memory."""
     ready_table: ClassVar[str]
+    totals_table: ClassVar[str]
     key_column: ClassVar[str]
     claim_mark: ClassVar[re.Pattern[bytes]]
     """What the statement by which a claim takes effect has in it, on the wire."""
@@ -155,6 +156,7 @@ class PostgresDatabase(Database):
     first = "postgres"
     forgetful: ClassVar[Mapping[str, str]] = {"synchronous_commit": "off", "wal_writer_delay": "10s"}
     ready_table = "holdfast_waiting"
+    totals_table = "holdfast_tallies"
     key_column = "key"
     claim_mark = re.compile(rb'_claim\(.*"skip"', re.DOTALL)  # one that knows of lanes to take jobs from
 
@@ -234,6 +236,7 @@ class MariaDbDatabase(Database):
         "innodb-flush-log-at-timeout": "60",
     }
     ready_table = "holdfast_ready"
+    totals_table = "holdfast_totals"
     key_column = "`key`"
     claim_mark = re.compile(rb"INSERT INTO holdfast_in_flight")
 

@@ -112,7 +112,8 @@ class Verbs:
             return answers
         mark = None if checkpoint is None else _json(checkpoint)
         places = list(range(len(jobs)))
-        if not limits:  # in one order, as above; with limits, who comes first matters
+        # In one order, as above, unless it matters who comes first.
+        if not limits and len({job.id for job in jobs}) == len(jobs):
             places.sort(key=lambda place: _key_of(jobs[place]))
         ordered = [jobs[place] for place in places]
         rows = yield Query(self._insert_checked, (_json(ordered), _json(limits or {}), mark, list(tell)))
