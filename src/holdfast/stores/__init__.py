@@ -74,7 +74,7 @@ def _postgres(path: str, host: str, options: dict[str, str], ports: Ports, exist
 
     known: dict[str, Callable[[str], Any]] = {"namespace": str, "timeout": float, "notify": _on_or_off}
     ours = {name: options.pop(name) for name in known if name in options}
-    url = f"postgresql://{host}/{quote(path, safe='')}?{urlencode(options)}"
+    url = f"postgresql://{host}/{quote(path, safe='')}?{urlencode(options, quote_via=quote)}"
     return PostgresStore(url, create=not existing, ports=ports, **_converted(ours, known))
 
 
