@@ -1,16 +1,16 @@
-"""Corners of claiming: low jobs of busy queues, a claim that is under way at the end, and a release that fails."""
+"""Corners of claiming: low jobs of busy queues, a claim under way at the end, releases and claims that fail."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import pytest
 
 from holdfast import JobHandle, OutcomeUnknown, StoreError, StoreUnavailable, WorkerSettings
-from holdfast.events import ignore
+from holdfast.events import PartFailed, ignore
 from holdfast.job import Job, NewJob
 from holdfast.lanes import INVERTED_EVERY
 from holdfast.lifecycle import Applied, Move
@@ -200,3 +200,36 @@ async def test_what_the_heart_may_have_given_back_never_starts(bench: Bench) -> 
     job, holding = await give_back_what_was_never_seen(bench.app().store, OutcomeUnknown("the reply got lost"))
     assert holding.take([job]) == []
     assert not holding.start(job)
+
+
+# Claims that fail.
+
+
+def pauses_after_failed_claims(bench: Bench, answered: Callable[[int], bool], count: int) -> list[float]:
+    """How long a worker paused after each of so many claims that failed. `answered` says which do not, by number."""
+    store = bench.broken_store()
+
+    def fail(request: ClaimRequest) -> None:
+        if not answered(store.claims):
+            raise StoreUnavailable("somebody tripped over the cable")
+
+    store.before_claim = fail
+    app = bench.app(store)
+
+    @app.task
+    async def work() -> None:
+        """Never enqueued."""
+
+    bench.work(app, poll=0.01)
+    bench.heard.wait_for(PartFailed, lambda event: event.part == "claimer", count=count)
+    return [event.retry_in for event in bench.heard.of(PartFailed, lambda event: event.part == "claimer")][:count]
+
+
+def test_a_claimer_that_was_answered_since_it_failed_pauses_no_longer_than_the_first_time(bench: Bench) -> None:
+    pauses = pauses_after_failed_claims(bench, lambda number: number % 2 == 0, 6)
+    assert max(pauses) <= 0.15
+
+
+def test_a_claimer_that_is_never_answered_pauses_longer_and_longer(bench: Bench) -> None:
+    pauses = pauses_after_failed_claims(bench, lambda number: False, 4)
+    assert pauses[-1] >= 0.4
