@@ -158,7 +158,7 @@ class PostgresDatabase(Database):
     ready_table = "holdfast_waiting"
     totals_table = "holdfast_tallies"
     key_column = "key"
-    claim_mark = re.compile(rb'_claim\(.*"skip"', re.DOTALL)  # one that knows of lanes to take jobs from
+    claim_mark = re.compile(rb'_claim\(.*"since"', re.DOTALL)  # one that knows of lanes to take jobs from
 
     @classmethod
     def start(cls, settings: Mapping[str, str] | None = None) -> Server:

@@ -81,7 +81,7 @@ def given_back(stage: ServerStage, job_ids: list[JobId]) -> list[JobId]:
 def test_if_the_worker_never_asked_what_it_holds_the_jobs_would_be_stuck(stage: ServerStage, proxy: Proxy) -> None:
     claim_late(stage, proxy, guard_off="reconcile")
     eventually(lambda: stage.counts()["in_flight"] > SLOTS, "the late claim has taken effect")
-    throughout(2 * TTL, lambda: stage.counts()["in_flight"] > SLOTS, "the worker holds what it does not know of")
+    throughout(1.5 * TTL, lambda: stage.counts()["in_flight"] > SLOTS, "the worker holds what it does not know of")
 
 
 # A lock that claims wait for, longer than their callers do.

@@ -54,9 +54,12 @@ def test_a_thousand_jobs_inserted_by_plain_sql_are_processed_exactly_once(
             program.wait_for("worker started")
     else:
         programs = [stage.supervisor(processes=workers)]
+    at_once = 1 if workers == 5 else 50
     with database.connect() as sql:
-        for number in range(JOBS):
-            sql.run("INSERT INTO holdfast_ready (task, payload) VALUES ('record', %s)", f'{{"number": {number}}}')
+        for first in range(0, JOBS, at_once):
+            payloads = [f'{{"number": {number}}}' for number in range(first, first + at_once)]
+            rows = ", ".join(["('record', %s)"] * at_once)
+            sql.run(f"INSERT INTO holdfast_ready (task, payload) VALUES {rows}", *payloads)
     stage.wait_for_count("succeeded", JOBS)
 
     check_each_was_processed_once(database)

@@ -50,7 +50,7 @@ def test_workers_go_on_after_the_server_was_killed_and_after_all_connections_wer
     with ServerStage(tmp_path, database) as stage:
         supervisor = stage.supervisor(processes=PROCESSES, concurrency=5)
         with Producer(stage.store) as producer:
-            wait_for_progress(stage, 100)
+            wait_for_progress(stage, 25)
             sessions = stage.open_sessions()
             eventually(stage.connections_agree, "the server and its clients know of the same connections")
             before = len(stage.sockets())
@@ -60,7 +60,7 @@ def test_workers_go_on_after_the_server_was_killed_and_after_all_connections_wer
             database.server.start()
             back = time.monotonic()
             resumed = time_until_work_goes_on(stage, producer, back)
-            wait_for_progress(stage, 50)
+            wait_for_progress(stage, 25)
             print(f"{database.engine}: {producer} around the kill; work went on {resumed:.2f} s after the return")
 
             longest = 0.0
@@ -69,7 +69,7 @@ def test_workers_go_on_after_the_server_was_killed_and_after_all_connections_wer
                 ended += database.end_connections()
                 longest = max(longest, time_until_work_goes_on(stage, producer, time.monotonic()))
                 time.sleep(1)
-            wait_for_progress(stage, 50)
+            wait_for_progress(stage, 25)
             producer.stop()
             print(f"{ended} connections ended; work went on {longest:.2f} s later at most; in all {producer}")
 
@@ -94,8 +94,8 @@ def test_a_worker_process_that_died_during_the_outage_is_back_soon_after_it(
         child = stage.wait_for_entry(held).pid
         own_database.server.kill()
         os.kill(child, signal.SIGKILL)
-        supervisor.wait_for("start failed, it goes on", times=5)  # so often that it has become slow to try again
-        supervisor.wait_for("recovery failed, it goes on", times=5)
+        supervisor.wait_for("start failed, it goes on", times=4)  # so often that it has become slow to try again
+        supervisor.wait_for("recovery failed, it goes on", times=4)
         own_database.server.start()
         back = time.monotonic()
         again = stage.wait_for_entry(held, times=2).at - back

@@ -29,7 +29,7 @@ from tests.faults.test_server_killed import (
 )
 from tests.worker.programs import TTL
 
-PAUSE = 2.5 * TTL
+PAUSE = 2 * TTL
 IMPATIENT, PATIENT = 1.0, 10.0
 
 
@@ -41,7 +41,7 @@ def test_a_pause_of_the_server_makes_nobody_look_dead(tmp_path: Path, own_databa
         keeper = stage.keeper()
         held = [stage.enqueue("hold", gate="end") for _ in range(3)]
         with Producer(stage.store) as producer:
-            wait_for_progress(stage, 50)
+            wait_for_progress(stage, 25)
             for job_id in held:
                 stage.wait_for_entry(job_id)
             sessions = stage.open_sessions()
@@ -50,7 +50,7 @@ def test_a_pause_of_the_server_makes_nobody_look_dead(tmp_path: Path, own_databa
                 stage.open_gate("end")  # these end while nobody can be told
                 time.sleep(PAUSE / 2)
             resumed = time_until_work_goes_on(stage, producer, time.monotonic())
-            wait_for_progress(stage, 50)
+            wait_for_progress(stage, 25)
             producer.stop()
             print(f"{database.engine}: {producer}; work went on {resumed:.2f} s after the pause of {PAUSE:g} s")
             jobs = stage.wait_for_end([*producer.accepted, *held])

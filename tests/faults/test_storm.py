@@ -22,22 +22,21 @@ from tests.faults.storm import QUEUES, new_job, open_session, storm, tidy_up
 SEEN = (
     "insert created",
     "insert existing",
-    "insert key_conflict",
     "cancel cancelled",
     "cancel asked",
     "cancel ended",
-    "session closed",
     "closed",
     "rescued",
     "succeeded applied",
-    "succeeded stale",
     "retried applied",
     "released applied",
     "lost applied",
     "replayed applied",
-    "replayed key_taken",
 )
 """What must have happened for the test to mean anything."""
+SEEN_IN_TIME = ("insert key_conflict", "session closed", "succeeded stale", "replayed key_taken", "lost cancel_asked")
+"""What must have happened, too, when it went on for long."""
+LONG = 20.0
 
 
 async def all_jobs(store: Store | Recorded) -> list[Job]:
@@ -72,7 +71,8 @@ async def test_ten_claimers_rescuers_and_bulk_cancels_on_the_same_rows(
         check_keys(jobs)
         check_counts(await store.counts(), jobs)
         assert await store.lost(1) == []
-    assert [what for what in SEEN if not history.seen[what]] == []
+    wanted = SEEN + SEEN_IN_TIME if fault_seconds >= LONG else SEEN
+    assert [what for what in wanted if not history.seen[what]] == []
 
 
 # The checks find what they look for.

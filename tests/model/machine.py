@@ -580,6 +580,7 @@ def _settings(examples: int) -> settings:
     return settings(
         max_examples=examples,
         stateful_step_count=50,
+        derandomize=False,  # as it would be in CI: then every round would be the same
         deadline=None,
         print_blob=True,
         suppress_health_check=list(HealthCheck),

@@ -37,6 +37,11 @@ class _Decided(msgspec.Struct):
     applied: list[tuple[Move, _Found]] = []
     freed: list[tuple[Place, JobId]] = []
     taken: list[tuple[str, Key, JobId]] = []
+    cleared: list[Place] = []
+
+    def places_taken(self) -> list[tuple[Place, JobId]]:
+        """Which keys go to which jobs."""
+        return [((queue, key.text), job_id) for queue, key, job_id in self.taken]
 
 
 class Settlements:
@@ -65,9 +70,14 @@ class Settlements:
         """Carry out moves of distinct jobs. `last`: nothing follows."""
         found, now = yield from self._standings(moves, now)
         held: Mapping[Place, Holder] = {}
+        over: Sequence[Place] = ()
         if takes := sorted(self._places_to_take(moves, found)):
-            held, _ = self._keys.holders((yield Batch(self._keys.lock(takes))), now)
+            held, over = self._keys.holders((yield Batch(self._keys.lock(takes))), now)
         decided = _decide(moves, found, held)
+        # Only what we saw in our way is removed: a key that somebody takes meanwhile makes `hold` fail.
+        decided.cleared = [
+            place for place, job_id in decided.places_taken() if place in over or held.get(place, ("",))[0] == job_id
+        ]
         following = [new for move, _ in decided.applied for new in move.then]
         if statements := self._writes(decided, now):
             yield Batch(statements, last=last and not following)
@@ -132,7 +142,7 @@ class Settlements:
         ]
         statements += self._tables.count(totals)
         statements += self._keys.drop((place for place, _ in decided.freed), [job_id for _, job_id in decided.freed])
-        statements += self._keys.drop((queue, key.text) for queue, key, _ in decided.taken)
+        statements += self._keys.drop(decided.cleared)
         statements += self._keys.hold(decided.taken, now)
         return statements
 
