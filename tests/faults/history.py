@@ -117,7 +117,8 @@ def check_versions(history: History, jobs: Iterable[Job]) -> None:
     for job_id, version in (*history.claimed, *history.replayed):
         rises[job_id].append(version)
     for job in jobs:
-        assert sorted(rises[job.id]) == list(range(1, job.version + 1)), job.id
+        handed_out = sorted(rises[job.id])
+        assert handed_out == list(range(1, job.version + 1)), f"versions {handed_out} were handed out of {job}"
     assert Counter(history.settled) == Counter(history.claimed)
 
 

@@ -194,6 +194,8 @@ class Verbs:
                 raise
             now, standing, next_due = end[0], end[18], end[17]
             if standing == _CLOSED:
+                if jobs:  # closed since we began: the next claim hears of it
+                    return Claimed(tuple(jobs), now, 0)
                 raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
             replanned += 1
             if standing == _OTHER_LANES:
