@@ -121,11 +121,11 @@ async def rescue(store: Recorded, chance: random.Random, going: Callable[[], boo
     keeper = Rescue(store, ports=SYSTEM, ttl=0.5, policy=_POLICY)
     while going():
         open_ids = [view.id for view in await store.sessions() if view.open]
-        if open_ids and chance.random() < 0.3:
+        if open_ids and chance.random() < 0.7:
             store.history.seen["closed"] += await store.close_session(chance.choice(open_ids))
         store.history.seen["rescued"] += await keeper.one_pass()
         await store.prune(200)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
 
 
 async def cancel_many(store: Recorded, chance: random.Random, going: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ our own, made at the start, shows it, and a slow, steady pulse takes the place o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Collection
 
@@ -22,6 +23,8 @@ _LOOKED_AGAIN_AFTER = (0.01, 0.06)
 _PULSE = 3.0
 """Seconds between wake-ups where nothing is heard: with the heartbeat and the keepers, one query a second."""
 _SOUND_HEARD_WITHIN = 3.0
+_TRIED_AGAIN_AFTER = 120.0
+"""Seconds: the server may only have been slow, just after a restart."""
 _FIRST_RETRY, _LAST_RETRY = 0.25, 10.0
 _OWN_SOUND = "\x01"
 """In no queue's name."""
@@ -59,7 +62,7 @@ class Listener:
         self._hub = hub
 
     async def run(self) -> None:
-        """Listen; connect again when the connection is lost. If nothing can ever be heard, `pulse`."""
+        """Listen; connect again when the connection is lost. While nothing can be heard, `pulse`."""
         ports = self._server.ports
         retry = _FIRST_RETRY
         while True:
@@ -77,7 +80,9 @@ class Listener:
                 finally:
                     connection.pgconn.finish()
                 if not heard:
-                    await self.pulse()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_TRIED_AGAIN_AFTER):
+                            await self.pulse()
             except Exception:  # whatever it is: a listener that has died wakes nobody
                 await ports.clock.sleep(retry * (0.5 + ports.random.fraction()))
                 retry = min(2 * retry, _LAST_RETRY)
