@@ -573,7 +573,8 @@ def agrees_with_memory(model: type[StoreModel], *, examples: int) -> None:
 def search_for_a_fault(model: type[StoreModel], *, examples: int) -> None:
     """As before, for a store that is known to be broken: finding the fault is enough, not the shortest way to it."""
     hurried = settings(_settings(examples), phases=[Phase.generate], database=None, report_multiple_bugs=False)
-    run_state_machine_as_test(model, settings=hurried)
+    for _ in range(MOST_ROUNDS):  # chance may miss it in one round
+        run_state_machine_as_test(model, settings=hurried)
 
 
 def _settings(examples: int) -> settings:

@@ -94,6 +94,6 @@ def test_the_comparison_notices(model: type[PostgresModel], function: str, sabot
         connection.execute(broken.encode())
         try:
             with pytest.raises(AssertionError):
-                search_for_a_fault(model, examples=4 * EXAMPLES)
+                search_for_a_fault(model, examples=2 * EXAMPLES)
         finally:
             connection.execute(text.encode())

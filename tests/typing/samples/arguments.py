@@ -55,4 +55,4 @@ async def too_much() -> None:
 
 def not_jobs() -> None:
     app.enqueue_many([welcome])  # E: Argument 1 to "enqueue_many" of "Holdfast" has incompatible type
-    app.enqueue_many(welcome.job(1), 5)  # E: Too many positional arguments for "enqueue_many" of "Holdfast"
+    app.enqueue_many(welcome.job(1), 5)  # E: No overload variant of "enqueue_many" of "Holdfast" matches argument types
