@@ -70,17 +70,13 @@ def no_token(text: str) -> str:
     return text.replace("f.version = m.version AND", "")
 
 
-def keys_are_never_freed(text: str) -> str:
-    return text.replace("x.key_change = 'free'", "false")
-
-
 def closed_sessions_may_claim(text: str) -> str:
     return text.replace("s.id = p_session AND s.open FOR KEY SHARE", "s.id = p_session FOR KEY SHARE")
 
 
 @pytest.mark.parametrize(
     ("function", "sabotage"),
-    [("settle", no_token), ("settle", keys_are_never_freed), ("claim", closed_sessions_may_claim)],
+    [("settle", no_token), ("claim", closed_sessions_may_claim)],
 )
 def test_the_comparison_notices(model: type[PostgresModel], function: str, sabotage: Callable[[str], str]) -> None:
     with psycopg.connect(model.url, autocommit=True) as connection:
