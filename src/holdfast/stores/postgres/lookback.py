@@ -3,9 +3,9 @@
 PostgreSQL leaves the index entries of claimed rows behind until no transaction can see them any more. While another
 transaction holds an old snapshot, they pile up at the head of every lane, and a claim that begins there reads them all.
 So a busy claimer begins where its last claim of the lane ended, and looks back from time to time: a little often, at
-everything seldom, each depth for about a fiftieth of the time, and at least every 20 s. While nothing piles up, it costs
-nothing and happens with nearly every claim. What can lie behind: jobs whose transaction committed late, and jobs that
-another process gave back to their old place.
+everything seldom, each depth for about a fiftieth of the time, and at least every 20 s. While nothing piles up, it
+costs nothing and happens with nearly every claim. What can lie behind: jobs whose transaction committed late, and jobs
+that another process gave back to their old place.
 """
 
 from __future__ import annotations
