@@ -16,6 +16,8 @@ from benchmarks import (
     postgres_designs,
     postgres_drivers,
     postgres_snapshot,
+    redis_backlog,
+    redis_memory,
     sqlite_backlog,
     sqlite_enqueue,
     sqlite_worker,
@@ -30,6 +32,8 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "postgres-snapshot": postgres_snapshot.run,
     "postgres-drivers": postgres_drivers.run,
     "postgres-designs": postgres_designs.run,
+    "redis-backlog": redis_backlog.run,
+    "redis-memory": redis_memory.run,
 }
 
 

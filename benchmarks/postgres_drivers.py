@@ -28,8 +28,8 @@ from holdfast.lifecycle import Applied, Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, InsertStatus, Session
+from holdfast.stores.driving import drive, drive_async
 from holdfast.stores.postgres import PostgresStore
-from holdfast.stores.postgres.connections import drive, drive_async
 from holdfast.stores.postgres.lookback import LookBack
 from holdfast.stores.postgres.verbs import Query, Verb, Verbs
 from tests.servers import PostgresServer

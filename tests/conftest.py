@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import MariaDbServer, PgBouncerServer, PostgresServer, RedisServer, missing_server_policy
+from tests.servers import (
+    MariaDbServer,
+    PgBouncerServer,
+    PostgresServer,
+    RedisCluster,
+    RedisServer,
+    missing_server_policy,
+)
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +53,12 @@ def redis_server() -> Iterator[RedisServer]:
         server = RedisServer()
     with server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """A private Redis Cluster of three masters, shared by the whole run: use a namespace of your own in it."""
+    with missing_server_policy():
+        cluster = RedisCluster()
+    with cluster:
+        yield cluster

@@ -10,23 +10,29 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
 import pytest
 import redis
+from redis.crc import key_slot
 
 from tests import servers
 from tests.servers import (
     MariaDbServer,
     PgBouncerServer,
     PostgresServer,
+    RedisCluster,
+    RedisClusterNode,
+    RedisSentinel,
     RedisServer,
     Server,
     ServerFailedError,
     ServerMissingError,
     missing_server_policy,
+    wait_for_replica,
 )
 
 
@@ -61,6 +67,14 @@ def ask_mariadb(url: str) -> object:
 def ask_redis(url: str) -> object:
     with redis.Redis.from_url(url, socket_timeout=5) as client:
         return client.ping()
+
+
+def connect_redis(server: RedisServer, **options: Any) -> redis.Redis:
+    return redis.Redis(port=server.port, decode_responses=True, socket_timeout=5, **options)
+
+
+def connect_cluster(cluster: RedisCluster) -> redis.RedisCluster:
+    return redis.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, decode_responses=True, socket_timeout=5)
 
 
 def alive(pid: int) -> bool:
@@ -226,6 +240,172 @@ def test_redis_starts_again_on_its_port() -> None:
         server.start()
         assert server.url == url
         assert ask_redis(url) is True
+
+
+def test_redis_with_a_file_keeps_port_and_data_through_a_crash() -> None:
+    settings = {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory": "64mb",
+        "client-output-buffer-limit": "pubsub 1mb 1mb 60",
+    }
+    with missing_server_policy():
+        server = RedisServer(settings=settings)
+    with server:
+        url = server.url
+        with connect_redis(server) as client:
+            client.set("kept", 42)
+            assert client.config_get("maxmemory") == {"maxmemory": str(64 * 2**20)}
+        assert "pubsub 1048576 1048576 60" in server.ask("CONFIG", "GET", "client-output-buffer-limit")[1]
+        server.kill()
+        with pytest.raises(redis.ConnectionError):
+            ask_redis(url)
+        server.start()
+        assert server.url == url
+        with connect_redis(server) as client:
+            assert client.get("kept") == "42"
+
+
+@pytest.mark.parametrize("password", [None, "secret"])
+def test_redis_is_handed_out_when_it_has_read_its_data(password: str | None) -> None:
+    settings = {"appendonly": "yes", "key-load-delay": "100"}  # that many microseconds for each
+    if password is not None:
+        settings["requirepass"] = password
+    with missing_server_policy():
+        server = RedisServer(settings=settings)
+    with server, connect_redis(server, password=password) as client:
+        with client.pipeline(transaction=False) as pipeline:
+            for _ in range(5000):
+                pipeline.incr("counted")
+            pipeline.execute()
+        server.kill()
+        server.start()
+        # A client of redis-py would hide it: it tries again for a while.
+        assert "DB loaded from append only file" in (server.folder / "server.log").read_text()
+        assert client.get("counted") == "5000"
+
+
+def test_redis_with_an_acl_file_knows_only_the_users_in_it(tmp_path: Path) -> None:
+    users = tmp_path / "users.acl"
+    users.write_text("user default off\nuser worker on >secret ~jobs:* &* +@all\n")
+    with missing_server_policy():
+        server = RedisServer(settings={"aclfile": str(users)})
+    with server:
+        for _ in range(2):
+            with pytest.raises(redis.AuthenticationError):
+                ask_redis(server.url)
+            with connect_redis(server, username="worker", password="secret") as client:
+                client.set("jobs:1", "mine")
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.set("other", "not mine")
+            server.kill()
+            server.start()
+
+
+def test_a_replica_has_what_was_written_before(redis_server: RedisServer) -> None:
+    replica = RedisServer(settings={"replicaof": f"127.0.0.1 {redis_server.port}"})
+    with replica, connect_redis(redis_server) as client, connect_redis(replica) as copy:
+        for number in range(20):
+            client.set("servers:copied", number)
+            wait_for_replica(redis_server, replica, 10)
+            assert copy.get("servers:copied") == str(number)
+
+
+def test_a_server_that_is_no_replica_does_not_catch_up(redis_server: RedisServer) -> None:
+    with RedisServer() as stranger, pytest.raises(ServerFailedError, match=r"did not catch up within 0\.2 s"):
+        wait_for_replica(redis_server, stranger, 0.2)
+
+
+def test_a_sentinel_promotes_the_replica_of_a_killed_primary() -> None:
+    with missing_server_policy():
+        primary = RedisServer()
+    with primary, RedisServer(settings={"replicaof": f"127.0.0.1 {primary.port}"}) as replica:
+        with connect_redis(primary) as client:
+            client.set("kept", 42)
+        wait_for_replica(primary, replica, 10)
+        with RedisSentinel(primary) as sentinel:
+            assert sentinel.url == f"redis+sentinel://127.0.0.1:{sentinel.port}/mymaster/0"
+            assert sentinel.primary_port == primary.port
+            primary.kill()
+            sentinel.wait_for_primary(replica)
+            asked = redis.Sentinel([("127.0.0.1", sentinel.port)])  # type: ignore[no-untyped-call]
+            with asked, asked.master_for("mymaster") as client:  # type: ignore[no-untyped-call]
+                client.set("written", 43)
+                assert client.get("kept") == b"42"
+            for server in (sentinel, replica):  # both remember, in their files
+                server.kill()
+                server.start()
+            assert sentinel.primary_port == replica.port
+            assert replica.info("replication")["role"] == "master"
+
+
+def test_the_shared_redis_cluster_takes_keys_in_every_slot(redis_cluster: RedisCluster) -> None:
+    keys: dict[int, str] = {}
+    number = 0
+    while len(keys) < 16_384:
+        number += 1
+        key = f"servers:{number}"
+        keys.setdefault(key_slot(key.encode()), key)
+    with connect_cluster(redis_cluster) as client:
+        client.mset_nonatomic(dict.fromkeys(keys.values(), "here"))
+        assert client.mget_nonatomic(list(keys.values())) == ["here"] * 16_384
+        found = [len(node.ask("KEYS", "servers:*")) for node in redis_cluster.nodes]
+        client.delete(*keys.values())
+    assert sum(found) == 16_384
+    assert max(found) - min(found) <= 1
+
+
+def test_a_cluster_is_gone_after_its_block_and_its_killed_nodes_come_back() -> None:
+    with missing_server_policy():
+        cluster = RedisCluster(settings={"appendonly": "yes"})
+    with cluster:
+        url = cluster.url
+        assert url == "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
+        with connect_cluster(cluster) as client:
+            client.set("kept", 42)
+        owner = cluster.owner("kept")
+        owner.kill()
+        with pytest.raises(ServerFailedError, match=r"not whole after 0\.1 s"):
+            cluster.wait(0.1)
+        owner.start()
+        cluster.wait()
+        for node in cluster.nodes:
+            node.kill()
+        cluster.start()
+        assert cluster.url == url
+        assert cluster.owner("kept") is owner
+        with connect_cluster(cluster) as client:
+            assert client.get("kept") == "42"
+        left = [(node.pid, node.port, node.folder) for node in cluster.nodes]
+    for pid, port, folder in left:
+        assert not alive(pid)
+        assert not listening(port)
+        assert not folder.exists()
+
+
+def test_a_replica_in_a_cluster_takes_over() -> None:
+    with missing_server_policy():
+        cluster = RedisCluster(masters=3, replicas=1)
+    with cluster, connect_cluster(cluster) as client:
+        client.set("kept", 42)
+        client.wait(1, 5000, target_nodes=client.get_node_from_key("kept"))
+        owner = cluster.owner("kept")
+        owner.kill()
+        cluster.wait()
+        assert cluster.owner("kept") in cluster.nodes[3:]
+        assert client.get("kept") == "42"
+        owner.start()
+        cluster.wait()
+        assert owner.info("replication")["role"] == "slave"
+
+
+def test_a_node_too_old_to_choose_its_bus_port_has_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.servers.redis_cluster.redis_version", lambda binary: (6, 2))
+    with missing_server_policy():
+        node = RedisClusterNode()
+    with node:
+        assert "cluster-port" not in (node.folder / f"{node.port}.conf").read_text()
+        assert listening(node.port + 10_000)
 
 
 @pytest.mark.parametrize("kind", [PostgresServer, MariaDbServer, RedisServer])

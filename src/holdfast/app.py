@@ -80,7 +80,7 @@ class Holdfast:
             )
         if not isinstance(settings, Settings | None):
             raise InvalidOption("settings must be a Settings value; Settings.parse makes one from dictionaries")
-        self.store: Store = open_store(store, ports) if isinstance(store, str) else store
+        self.store: Store = open_store(store, ports, settings=settings) if isinstance(store, str) else store
         self.settings = settings or Settings()
         self.tasks = Registry()
         self.handling = Handling(ports.clock, tuple(middleware), self.settings.jobs.max_payload)

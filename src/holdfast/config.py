@@ -131,12 +131,55 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return RetryPolicy(backoff=backoff, max_crashes=self.max_crashes, max_snoozes=self.max_snoozes)
 
 
+class RedisSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the Redis engine names its keys and connects. Other engines take no notice. Times in seconds.
+
+    In a key name `{queue}` stands for the queue's hash tag, which a cluster demands, and `%s` for the worker's session;
+    '' is the usual name. `queues`: the ready list of each priority, by label or number. `brpoplpush_timeout`: how long
+    one blocking wait for jobs takes at most (None: half of the lease's TTL). A process has at most
+    `pool_size_multiplier` blocking connections for each processor, and opens `min_idle_conns` at once. `max_retries`:
+    how often a command is repeated that the server did not carry out.
+    """
+
+    processing_list_pattern: str = ""
+    heartbeat_key_pattern: str = ""
+    completed_list: str = ""
+    dead_letter_list: str = ""
+    queues: Mapping[str, str] = {}
+    brpoplpush_timeout: float | None = None
+    pool_size_multiplier: int = 10
+    min_idle_conns: int = 0
+    dial_timeout: float = 5.0
+    read_timeout: float = 10.0
+    write_timeout: float = 10.0
+    max_retries: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse what could not work. What key names must look like, the engine knows."""
+        names = (self.processing_list_pattern, self.heartbeat_key_pattern, self.completed_list, self.dead_letter_list)
+        if not isinstance(self.queues, Mapping):
+            raise InvalidOption(f"redis.queues must be a mapping, not {shown(self.queues)}")
+        for name in (*names, *self.queues.values()):
+            if not isinstance(name, str) or len(name) > 512 or not name.isprintable():
+                raise InvalidOption(f"{shown(name)} is no name for a Redis key: use up to 512 printable characters")
+        check_whole("pool_size_multiplier", self.pool_size_multiplier, 1, 1_000)
+        check_whole("min_idle_conns", self.min_idle_conns, 0, 1_000)
+        check_whole("redis.max_retries", self.max_retries, 0, 100)
+        for what in ("dial_timeout", "read_timeout", "write_timeout", "brpoplpush_timeout"):
+            seconds = getattr(self, what)
+            if seconds is None and what == "brpoplpush_timeout":
+                continue
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.05 <= seconds <= 3600:
+                raise InvalidOption(f"{what} must be from 0.05 seconds to an hour, not {shown(seconds)}")
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set, by room."""
 
     queues: QueueSettings = QueueSettings()
     jobs: JobSettings = JobSettings()
     worker: WorkerSettings = WorkerSettings()
+    redis: RedisSettings = RedisSettings()
 
     def __post_init__(self) -> None:
         """Refuse rooms that are none, such as a dictionary that `parse` would have understood."""
@@ -144,9 +187,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ("queues", self.queues, QueueSettings),
             ("jobs", self.jobs, JobSettings),
             ("worker", self.worker, WorkerSettings),
+            ("redis", self.redis, RedisSettings),
         ):
             if not isinstance(room, kind):
                 raise InvalidOption(f"{name} must be a {kind.__name__}, not {shown(room)}")
+        if (block := self.redis.brpoplpush_timeout) is not None and block > self.worker.lease_ttl / 2:
+            raise InvalidOption(
+                f"redis.brpoplpush_timeout is {block:g} s: it must not be more than half of worker.lease_ttl, "
+                f"{self.worker.lease_ttl / 2:g} s"
+            )
+        for label in self.redis.queues:
+            self.queues.priority(int(label) if label.lstrip("-").isdigit() else label)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:

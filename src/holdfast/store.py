@@ -117,6 +117,13 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...]
 
 
+class SessionPage(msgspec.Struct, frozen=True):
+    """Some sessions, and where the next page begins (None: this was the last)."""
+
+    sessions: tuple[SessionView, ...]
+    next: str | None
+
+
 class Beat(msgspec.Struct, frozen=True):
     """The answer to a heartbeat: is the session still open, how many jobs it holds, which are to be cancelled."""
 
@@ -300,8 +307,13 @@ class Store(Protocol):
     async def held(self, session_id: SessionId) -> list[Job]:
         """Every job in flight under the session, whether or not the worker knows: what it does not, it releases."""
 
-    async def sessions(self) -> list[SessionView]:
-        """Every session, open or closed, that has not been pruned."""
+    async def sessions(self, *, cursor: str | None = None, limit: int = 100) -> SessionPage:
+        """Some sessions, open or closed, that have not been pruned. `cursor` is the `next` of the page before.
+
+        A session that is there from the first page to the last is on at least one of them, with its counter as it is at
+        the time of that page; it may be on two. A page may be short, even empty, while `next` is set: `limit` is about
+        how many. A cursor is opaque text.
+        """
 
     async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
         """Close an open session, if its counter is still `if_beat` (None: in any case). True if this call closed it.
@@ -394,3 +406,15 @@ class Store(Protocol):
 
     async def __aexit__(self, *exc: object) -> None:
         """Close it, after what is under way."""
+
+
+async def all_sessions(store: Store) -> list[SessionView]:
+    """Every session, open or closed, that has not been pruned, each once. For people: a keeper goes page by page."""
+    views: dict[SessionId, SessionView] = {}
+    cursor: str | None = None
+    while True:
+        page = await store.sessions(cursor=cursor, limit=MOST_PER_CALL)
+        views.update((view.id, view) for view in page.sessions)
+        cursor = page.next
+        if cursor is None:
+            return list(views.values())

@@ -22,6 +22,7 @@ from holdfast.failures import Failure
 from holdfast.job import State
 from holdfast.lifecycle import Applied, Lost, settle
 from holdfast.ports import SYSTEM
+from holdfast.store import all_sessions
 from holdfast.stores.sqlite import SqliteStore
 from tests.crash.victims import POLICY, consume, produce, read_log
 from tests.sqlite.helpers import claim, eventually, finish, is_sound, new_jobs, open_session, run_sql, start_child
@@ -100,13 +101,13 @@ async def test_a_hundred_kills(tmp_path: Path) -> None:
             dead_log = read_log(victim.logs[-1])
             victim.start()  # the next life begins before anybody has tidied up after the last
             for word, values in dead_log:
-                if word == "session" and any(view.id == values[0] for view in await store.sessions()):
+                if word == "session" and any(view.id == values[0] for view in await all_sessions(store)):
                     rescued += await rescue(store, values[0])
         for victim in (producer, consumer):
             await victim.wait_until_up()
             victim.kill()
         for [session] in consumer.lines("session"):
-            if any(view.id == session and view.open for view in await store.sessions()):
+            if any(view.id == session and view.open for view in await all_sessions(store)):
                 rescued += await rescue(store, session)
         took = time.monotonic() - began
 

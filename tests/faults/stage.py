@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from holdfast.job import Job, JobId, SessionId
 from holdfast.ports import SYSTEM
-from holdfast.store import JobQuery, Store
+from holdfast.store import JobQuery, Store, all_sessions
 from holdfast.sync import Portal
 from tests.faults.engines import Database
 from tests.worker.programs import DEADLINE, Stage, eventually
@@ -101,7 +101,7 @@ class ServerStage(Stage):
 
     def open_sessions(self) -> dict[SessionId, int]:
         """The sessions that the store counts as open, with their processes."""
-        return {view.id: view.pid for view in self.ask(self.store.sessions()) if view.open}
+        return {view.id: view.pid for view in self.ask(all_sessions(self.store)) if view.open}
 
     # Connections.
 

@@ -23,7 +23,7 @@ from holdfast.keepers.rescue import Rescue
 from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Snoozed, Succeeded, cancel, replay, settle
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import SYSTEM
-from holdfast.store import ClaimRequest, JobQuery, Session
+from holdfast.store import ClaimRequest, JobQuery, Session, all_sessions
 from holdfast.stores import open_store
 from tests.faults.history import History, Recorded
 
@@ -120,7 +120,7 @@ async def rescue(store: Recorded, chance: random.Random, going: Callable[[], boo
     """A keeper with little patience, and an operator who takes living workers for dead."""
     keeper = Rescue(store, ports=SYSTEM, ttl=0.5, policy=_POLICY)
     while going():
-        open_ids = [view.id for view in await store.sessions() if view.open]
+        open_ids = [view.id for view in await all_sessions(store) if view.open]
         if open_ids and chance.random() < 0.7:
             store.history.seen["closed"] += await store.close_session(chance.choice(open_ids))
         store.history.seen["rescued"] += await keeper.one_pass()
@@ -235,7 +235,7 @@ def storm(url: str, seconds: float, seed: int) -> History:
 async def tidy_up(store: Recorded) -> None:
     """Close every session, bring back what they held, and let everything that is left succeed."""
     keeper = Rescue(store, ports=SYSTEM, policy=_POLICY)
-    for view in await store.sessions():
+    for view in await all_sessions(store):
         await store.close_session(view.id)
     await keeper.one_pass()
     session_id = await open_session(store)

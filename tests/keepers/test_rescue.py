@@ -13,9 +13,10 @@ import pytest
 from holdfast.errors import StoreUnavailable
 from holdfast.events import Event, JobsRescued, KeeperFailed, SessionRescued
 from holdfast.job import NewJob, State
-from holdfast.keepers.rescue import Rescue, SessionWatch
+from holdfast.keepers.rescue import Rescue
+from holdfast.keepers.watch import SessionWatch
 from holdfast.ports import SYSTEM, Ports
-from holdfast.store import CancelAnswer, ClaimRequest, Session, SessionView, Store
+from holdfast.store import CancelAnswer, ClaimRequest, Session, SessionPage, SessionView, Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing import ManualClock
@@ -169,7 +170,6 @@ async def test_a_lock_that_stops_every_beat_makes_nobody_look_dead(tmp_path: Pat
             for _ in range(5):
                 with pytest.raises(StoreUnavailable):
                     await scene.keeper.one_pass()
-                scene.keeper._watch.forget()  # as `run` does
                 scene.clock.advance(TTL / 3)
             other.execute("ROLLBACK")
         await scene.passes(3, beating=False)
@@ -182,12 +182,12 @@ async def test_the_loop_goes_on_after_any_error_and_says_so(scene: Scene, monkey
     failures = 0
     sessions = scene.store.sessions
 
-    async def broken() -> list[SessionView]:
+    async def broken(*, cursor: str | None = None, limit: int = 100) -> SessionPage:
         nonlocal failures
         failures += 1
         if failures <= 2:
             raise RuntimeError("a surprise")
-        return await sessions()
+        return await sessions(cursor=cursor, limit=limit)
 
     monkeypatch.setattr(scene.store, "sessions", broken)
     loop = asyncio.create_task(scene.keeper.run())

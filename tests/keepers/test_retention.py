@@ -18,7 +18,7 @@ from holdfast.keepers.retention import Retention
 from holdfast.lifecycle import Applied, Failed, Outcome, Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import MICROSECONDS, SYSTEM, Ports
-from holdfast.store import CLOSED_SESSION_KEPT, ClaimRequest, InsertStatus, JobQuery, Session, Store
+from holdfast.store import CLOSED_SESSION_KEPT, ClaimRequest, InsertStatus, JobQuery, Session, Store, all_sessions
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing import ManualClock
@@ -135,7 +135,7 @@ async def test_a_closed_session_goes_after_a_while(scene: Scene) -> None:
     assert await scene.keeper.one_pass() == 0
     scene.clock.advance(CLOSED_SESSION_KEPT / MICROSECONDS)
     assert await scene.keeper.one_pass() == 1
-    assert [view.id for view in await scene.store.sessions()] == ["open"]
+    assert [view.id for view in await all_sessions(scene.store)] == ["open"]
 
 
 # The pace.

@@ -59,6 +59,7 @@ from holdfast.store import (
     Session,
     SessionView,
     Store,
+    all_sessions,
 )
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
@@ -167,6 +168,7 @@ class StoreModel(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.runner.run(self.subject.__aenter__())
         self.names = 0
+        self.queue_of: dict[JobId, str] = {}
         self.session_ids: list[SessionId] = []
         self.before = self._read()
         self.claimed: set[JobId] = set()
@@ -212,7 +214,7 @@ class StoreModel(RuleBasedStateMachine):
     def _read(self) -> _Reading:
         async def read(store: Store) -> _Reading:
             page, counts, sessions = await asyncio.gather(
-                store.find(JobQuery(limit=1000)), store.counts(), store.sessions()
+                store.find(JobQuery(limit=1000)), store.counts(), all_sessions(store)
             )
             held = await asyncio.gather(*(store.held(session_id) for session_id in self.session_ids))
             return _Reading(
@@ -247,6 +249,8 @@ class StoreModel(RuleBasedStateMachine):
             self.names += 1
             # Not in the order of the inserts: ids of several machines are not, either.
             job_id = f"{self.names * 7919 % 10007:08x}-0000-7000-8000-000000000000"
+        # An id is used in one queue only.
+        fields["queue"] = self.queue_of.setdefault(job_id, fields["queue"])
         return NewJob(id=job_id, task=f"task-{fields['priority'] % 2}", **fields)
 
     @rule(target=jobs, batch=st.lists(descriptions, min_size=1, max_size=5), limits=limits, blocking=st.booleans())

@@ -196,6 +196,8 @@ async def first(store: MysqlStore, state: State) -> Job:
         pytest.param(lambda store: store.insert([new_job()], limits={"default": DepthLimit(max_depth=9)}), id="depth"),
         pytest.param(lambda store: store.beat("s3"), id="beat"),
         pytest.param(lambda store: store.held("s4"), id="held"),
+        pytest.param(lambda store: store.sessions(limit=9), id="sessions"),
+        pytest.param(lambda store: store.sessions(cursor="s15", limit=9), id="more sessions"),
         pytest.param(lambda store: store.lost(1000), id="lost"),
         pytest.param(lambda store: store.lost(1000, session_id="s28"), id="lost by session"),
         pytest.param(lambda store: store.close_session("s5"), id="close"),

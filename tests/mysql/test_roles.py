@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import StoreUnavailable
 from holdfast.job import Key, State
 from holdfast.lifecycle import replay
-from holdfast.store import Checkpoint, DepthLimit, JobQuery
+from holdfast.store import Checkpoint, DepthLimit, JobQuery, all_sessions
 from holdfast.stores.mysql import MysqlStore
 from tests.mysql.helpers import claim, done, new_job, new_jobs, open_session, sql, store_at
 from tests.servers import MariaDbServer
@@ -106,7 +106,7 @@ async def test_a_producer_can_enqueue_and_nothing_else(as_user: Callable[[str], 
         with pytest.raises(StoreUnavailable, match="denied"):
             await call()
     with pytest.raises(StoreUnavailable, match="denied"):
-        await store.sessions()
+        await all_sessions(store)
 
 
 async def test_a_reader_can_look_and_change_nothing(as_user: Callable[[str], MysqlStore]) -> None:
@@ -115,7 +115,7 @@ async def test_a_reader_can_look_and_change_nothing(as_user: Callable[[str], Mys
     store = as_user("holdfast_reader")
     assert [count.ready for count in await store.counts()] == [3]
     assert len((await store.find(JobQuery())).jobs) == 3
-    assert await store.sessions() == []
+    assert await all_sessions(store) == []
     assert (await store.examine())[0].name == "survives"
     with pytest.raises(StoreUnavailable, match="denied"):
         await store.insert([new_job()])

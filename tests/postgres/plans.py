@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from holdfast.stores.postgres.connections import drive
+from holdfast.stores.driving import drive
 from holdfast.stores.postgres.verbs import Query, Verb, Verbs
 from tests.postgres.helpers import Database, Raw, raw
 

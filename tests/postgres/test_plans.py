@@ -172,6 +172,21 @@ def test_beat_and_held(recorder: Recorder) -> None:
     recorder.require_frugal(HELD)
 
 
+@pytest.mark.parametrize("cursor", [None, "1", "ed"])
+def test_a_page_of_sessions_reads_no_others(recorder: Recorder, cursor: str | None) -> None:
+    recorder.sql(
+        "INSERT INTO {ns}_sessions (id, opened_at, beat_at, host, pid, queues) "
+        "SELECT md5(n::text), 0, 0, 'host', n, 'default' FROM generate_series(1, 9000) n"
+    )
+    recorder.sql("ANALYZE {ns}_sessions")
+    recorder.plans.clear()
+    page = recorder.run(recorder.verbs.sessions(cursor, 100))
+    assert (len(page.sessions), page.next) == (100, page.sessions[-1].id)
+    [plan] = [plan for plan in recorder.plans if "ORDER BY id" in plan.text]
+    assert "Sort" not in {node["Node Type"] for node in plan.nodes}, plan
+    assert [node.rows_read for node in plan.scans(f"{recorder.namespace}_sessions")] == [101], plan
+
+
 def test_lost(recorder: Recorder) -> None:
     assert len(recorder.run(recorder.verbs.lost(100, CLOSED))) == 100
     recorder.require_frugal(HELD)

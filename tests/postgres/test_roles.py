@@ -17,7 +17,17 @@ from holdfast.job import Job, Key, State
 from holdfast.lifecycle import Failed, Succeeded, replay, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
-from holdfast.store import Checkpoint, ClaimRequest, DepthLimit, InsertStatus, JobQuery, Session, Store, Verdict
+from holdfast.store import (
+    Checkpoint,
+    ClaimRequest,
+    DepthLimit,
+    InsertStatus,
+    JobQuery,
+    Session,
+    Store,
+    Verdict,
+    all_sessions,
+)
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.suite.harness import BOOM
 from tests.postgres.helpers import DAY, HOUR, Database, claim, finish, new_job, new_jobs, open_session, raw
@@ -120,7 +130,7 @@ async def test_a_reader_sees_everything(database: Database) -> None:
             ("default", 0, 1),
             ("mail", 1, 0),
         ]
-        assert [session.id for session in await store.sessions()] == [held.lease.session_id]
+        assert [session.id for session in await all_sessions(store)] == [held.lease.session_id]
         assert [job.id for job in await store.held(held.lease.session_id)] == [held.id]
         assert await store.checkpoint("default", "files") is None
         assert await store.now() > 0

@@ -230,6 +230,13 @@ def test_held_and_beat(recorder: Recorder) -> None:
         require(plan, *([HELD] if "FROM holdfast_live" in sql else []))
 
 
+@pytest.mark.parametrize("cursor", [None, "s1"])
+def test_a_page_of_sessions_comes_without_sorting(recorder: Recorder, cursor: str | None) -> None:
+    VERBS.queries.sessions(recorder, cursor, 10)
+    [(_, plan)] = recorder.plans
+    assert plan == ["SEARCH holdfast_sessions USING PRIMARY KEY (id>?)"]
+
+
 def test_lost(recorder: Recorder) -> None:
     assert len(VERBS.queries.lost(recorder, 1000, None)) == 200
     assert len(VERBS.queries.lost(recorder, 1000, "dead")) == 200

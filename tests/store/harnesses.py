@@ -20,6 +20,8 @@ from holdfast.testing import ManualClock
 from holdfast.testing.suite import Harness
 from tests.mysql.helpers import sql, store_at
 from tests.postgres.helpers import Database, Travel
+from tests.redis.helpers import outside, with_clock
+from tests.redis.helpers import store_at as redis_store_at
 
 
 class ManualHarness(Harness):
@@ -139,3 +141,47 @@ class MysqlHarness(Harness):
     async def age_closed_sessions(self, seconds: float) -> None:
         older = int(seconds * 1e6)
         sql(self.url, f"UPDATE {self.namespace}_sessions SET beat_at = beat_at - %s WHERE open = 0", older)
+
+
+class RedisHarness(Harness):
+    """A namespace of its own on a real server or cluster. `travels`: time passes by setting the server's clock, as the
+    scripts see it; only for one server.
+    """
+
+    def __init__(self, url: str, namespace: str, *, direct: str, travels: bool = False) -> None:
+        self.url = f"{url}?namespace={namespace}"
+        self.namespace = namespace
+        self.step = 10.0 if travels else 0.25
+        self._client = outside(direct)
+        self._travels = travels
+        self._clock = (
+            "local clock = redis.call('TIME')\n"
+            f"local now = clock[1] * 1000000 + clock[2] + (redis.call('GET', '{namespace}:travel') or 0)\n"
+        )
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Store]:
+        store = redis_store_at(self.url)
+        async with with_clock(store, self._clock) if self._travels else store as opened:
+            yield opened
+
+    def second(self) -> contextlib.AbstractAsyncContextManager[Store]:
+        return self.open()
+
+    async def pass_time(self, seconds: float) -> None:
+        if self._travels:
+            self._client.incrby(f"{self.namespace}:travel", microseconds(seconds))
+        else:
+            await asyncio.sleep(seconds)
+
+    async def erase_session(self, session_id: SessionId) -> None:
+        self._client.delete(f"{self.namespace}:session:{session_id}")
+        self._client.srem(f"{self.namespace}:sessions", session_id)
+        for queue in self._client.smembers(f"{self.namespace}:queues"):
+            self._client.hdel(f"{self.namespace}:{{{queue.decode()}}}:parts", session_id)
+
+    async def age_closed_sessions(self, seconds: float) -> None:
+        for session_id in self._client.smembers(f"{self.namespace}:sessions"):
+            root = f"{self.namespace}:session:{session_id.decode()}"
+            if self._client.hget(root, "open") == b"0":
+                self._client.hincrby(root, "beat_at", -microseconds(seconds))

@@ -13,7 +13,7 @@ from holdfast.errors import QueueClosed
 from holdfast.job import State
 from holdfast.lifecycle import Applied, Succeeded
 from holdfast.ports import SYSTEM, microseconds
-from holdfast.store import Checkpoint, DepthLimit, InsertStatus
+from holdfast.store import Checkpoint, DepthLimit, InsertStatus, all_sessions
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.suite import Rig
 from tests.store.harnesses import MemoryHarness
@@ -134,7 +134,7 @@ async def test_purge_drops_everything_and_opens_again(rig: Rig, store: MemorySto
     assert store.snapshot() == {"depth": 0, "ready": 0, "scheduled": 0, "shutdown": False}
     assert await rig.dump() == []
     assert await store.counts() == []
-    assert await store.sessions() == []
+    assert await all_sessions(store) == []
     assert await store.checkpoint(QUEUE, "c") is None
     new = await rig.add(key=rig.key("k", "other"))
     assert (await rig.take()).id == new

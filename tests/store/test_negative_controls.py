@@ -13,8 +13,9 @@ import holdfast.stores.memory
 import holdfast.stores.sqlite.verbs
 from holdfast.job import State
 from holdfast.lifecycle import Applied, Failed, Move, Standing, Succeeded, judge
-from holdfast.store import ClaimRequest
+from holdfast.store import ClaimRequest, SessionPage
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.verbs import Verbs
 from holdfast.testing import suite
 from holdfast.testing.suite import Harness, rig_on
@@ -108,6 +109,40 @@ def no_compare_in_close(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Verbs, "close_session", close_in_sqlite)
 
 
+def no_cursor(patch: pytest.MonkeyPatch) -> None:
+    """Every page is the first."""
+    in_memory, in_sqlite = MemoryStore.sessions, Queries.sessions
+
+    async def in_memory_from_the_start(
+        self: MemoryStore, *, cursor: str | None = None, limit: int = 100
+    ) -> SessionPage:
+        return await in_memory(self, limit=limit)
+
+    def in_sqlite_from_the_start(self: Queries, db: Any, cursor: str | None, limit: int) -> SessionPage:
+        return in_sqlite(self, db, None, limit)
+
+    patch.setattr(MemoryStore, "sessions", in_memory_from_the_start)
+    patch.setattr(Queries, "sessions", in_sqlite_from_the_start)
+
+
+def pages_by_number(patch: pytest.MonkeyPatch) -> None:
+    """A cursor counts sessions instead of naming one: whoever goes meanwhile hides another."""
+    in_memory, in_sqlite = MemoryStore.sessions, Queries.sessions
+
+    def cut(whole: SessionPage, cursor: str | None, limit: int) -> SessionPage:
+        end = int(cursor or 0) + limit
+        return SessionPage(whole.sessions[end - limit : end], str(end) if end < len(whole.sessions) else None)
+
+    async def counted_in_memory(self: MemoryStore, *, cursor: str | None = None, limit: int = 100) -> SessionPage:
+        return cut(await in_memory(self, limit=1000), cursor, limit)
+
+    def counted_in_sqlite(self: Queries, db: Any, cursor: str | None, limit: int) -> SessionPage:
+        return cut(in_sqlite(self, db, None, 1000), cursor, limit)
+
+    patch.setattr(MemoryStore, "sessions", counted_in_memory)
+    patch.setattr(Queries, "sessions", counted_in_sqlite)
+
+
 CONTROLS: list[tuple[Sabotage, Test, dict[str, object]]] = [
     (no_token, suite.test_moves_are_stale_after_another_session_claimed_the_job, ACK),
     (no_token, suite.test_moves_are_stale_after_another_session_claimed_the_job, NACK),
@@ -137,6 +172,8 @@ CONTROLS: list[tuple[Sabotage, Test, dict[str, object]]] = [
     (no_keys, suite.test_many_callers_with_one_key_create_one_job, {}),
     (no_keys, suite.test_a_job_whose_key_is_taken_cannot_be_replayed, {}),
     (no_compare_in_close, suite.test_close_compares_the_beat, {}),
+    (no_cursor, suite.test_sessions_come_in_pages, {"limit": 3}),
+    (pages_by_number, suite.test_sessions_that_come_and_go_between_pages_hide_no_other, {}),
 ]
 
 

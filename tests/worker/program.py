@@ -25,9 +25,10 @@ from typing import Any
 import msgspec
 
 from holdfast import Holdfast, current
-from holdfast.keepers.rescue import Rescue
+from holdfast.keepers.rescue import Rescue, Stint, Walk
 from holdfast.policy import Steps
 from holdfast.ports import MICROSECONDS
+from holdfast.store import all_sessions
 from holdfast.worker import supervisor
 from holdfast.worker.board import Board, Started
 from holdfast.worker.claimer import Claimer
@@ -290,12 +291,14 @@ async def _never_beat(self: Heart) -> None:
     await asyncio.sleep(3600)
 
 
-async def _close_by_the_wall_clock(self: Rescue) -> bool:
+async def _close_by_the_wall_clock(self: Rescue, walk: Walk, stint: Stint) -> bool:
     """What a simple queue does: no counter is watched, two clocks are compared."""
-    views = await self._store.sessions()
+    views = await all_sessions(self._store)
     now = time.time_ns() // 1000
     late = [view.id for view in views if view.open and now - view.beat_at > self._ttl * MICROSECONDS]
-    return any([await self._store.close_session(session_id) for session_id in late])
+    self._owed = any([await self._store.close_session(session_id) for session_id in late])
+    walk.over = True
+    return False
 
 
 async def _never_mind(self: Claimer) -> None:
@@ -312,7 +315,7 @@ def _switch_off(guards: Iterable[str]) -> None:
             case "heartbeat":
                 Heart._beat_on = _never_beat  # type: ignore[method-assign]
             case "counter watch":
-                Rescue._close_dead = _close_by_the_wall_clock  # type: ignore[method-assign]
+                Rescue._look = _close_by_the_wall_clock  # type: ignore[method-assign]
             case "reconcile":
                 Claimer._give_back_unknown = _never_mind  # type: ignore[method-assign]
             case "started list":

@@ -15,7 +15,7 @@ from holdfast.job import Job, NewJob
 from holdfast.lanes import INVERTED_EVERY
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import SYSTEM
-from holdfast.store import Claimed, ClaimRequest, Session, Store
+from holdfast.store import Claimed, ClaimRequest, Session, Store, all_sessions
 from holdfast.stores.memory import MemoryStore
 from holdfast.worker.board import Board
 from holdfast.worker.claimer import Claimer
@@ -134,7 +134,7 @@ async def test_what_a_claim_took_whose_answer_nobody_waited_for_comes_back_as_it
         assert (job.state, job.attempt, job.failures, job.crashes, job.suspect) == ("ready", 0, 0, 0, False)
         assert job.failure_history == b""
     assert not ran
-    assert [view.open for view in await inner.sessions()] == [False]
+    assert [view.open for view in await all_sessions(inner)] == [False]
 
 
 # A release that fails.

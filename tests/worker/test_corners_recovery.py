@@ -19,7 +19,7 @@ from holdfast.job import Job, NewJob, State
 from holdfast.keepers.rescue import Rescue
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
-from holdfast.store import ClaimRequest, Session, Store
+from holdfast.store import ClaimRequest, Session, Store, all_sessions
 from holdfast.tasks import FollowUps
 from holdfast.worker.board import Board, Started
 from holdfast.worker.recovery import Death, Recovered, recover
@@ -146,7 +146,7 @@ async def test_a_keeper_that_cannot_bring_jobs_back_still_closes_the_sessions_of
     keeping = asyncio.create_task(keeper.run())
 
     async def is_closed() -> bool:
-        views = [view.open for view in await mourned.store.sessions() if view.id == "third"]
+        views = [view.open for view in await all_sessions(mourned.store) if view.id == "third"]
         return views == [False] and len(bench.heard.of(KeeperFailed)) > 0
 
     await until(is_closed, "the session of the dead worker is closed")

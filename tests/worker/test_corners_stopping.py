@@ -18,7 +18,7 @@ from holdfast import Holdfast, JobHandle, State, WorkerSettings
 from holdfast.events import HandlerStuck, JobSettled, PartFailed, WorkerStopped
 from holdfast.keepers.rescue import Rescue
 from holdfast.ports import SYSTEM, Ports, SystemSpawner
-from holdfast.store import SessionView
+from holdfast.store import SessionView, all_sessions
 from holdfast.worker.board import Board
 from tests.worker.bench import PATIENCE, Bench, Heard, service_of, stored, wait_until
 from tests.worker.programs import throughout
@@ -63,7 +63,7 @@ class Hearts:
         return [thread for thread in new if thread.startswith(name)]
 
     def session(self) -> SessionView:
-        [view] = asyncio.run(self._bench.store().sessions())
+        [view] = asyncio.run(all_sessions(self._bench.store()))
         return view
 
     def check_they_stand_still(self) -> None:

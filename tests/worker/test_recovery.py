@@ -11,7 +11,7 @@ from holdfast.job import Job, NewJob, Reason, State
 from holdfast.lifecycle import Move
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
-from holdfast.store import ClaimRequest, Session, Store
+from holdfast.store import ClaimRequest, Session, Store, all_sessions
 from holdfast.worker.board import Started
 from holdfast.worker.recovery import Death, Recovered, recover
 from tests.worker.bench import Bench
@@ -79,7 +79,7 @@ async def test_what_had_not_started_loses_nothing_and_what_ran_is_suspected(scen
         "WorkerDied",
         "the worker process that ran the job ended: killed by SIGSEGV",
     )
-    assert [session.open for session in await scene.store.sessions()] == [False]
+    assert [session.open for session in await all_sessions(scene.store)] == [False]
 
 
 async def test_if_we_killed_it_for_a_job_past_its_limit_that_job_alone_is_to_blame(scene: Scene) -> None:

@@ -25,7 +25,7 @@ from holdfast import (
     current,
 )
 from holdfast.events import JobSettled, JobStarted, WorkerStopped
-from holdfast.store import Claimed, ClaimRequest, SessionView
+from holdfast.store import Claimed, ClaimRequest, SessionView, all_sessions
 from holdfast.worker.process_tree import children_of
 from tests.worker.bench import PATIENCE, Bench, Heard, Times, ended, make_eager, service_of, stored, wait_until
 from tests.worker.shop import AT_ONCE, Shop
@@ -50,7 +50,7 @@ def fate(job: JobHandle[Any]) -> tuple[str, str, int]:
 
 
 def sessions(bench: Bench) -> list[SessionView]:
-    return asyncio.run(bench.store().sessions())
+    return asyncio.run(all_sessions(bench.store()))
 
 
 GIVEN_BACK = ("ready", "released", 0)
@@ -535,7 +535,7 @@ async def test_a_worker_inside_a_running_event_loop_works_until_it_is_cancelled(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert [view.open for view in await app.store.sessions()] == [False]
+    assert [view.open for view in await all_sessions(app.store)] == [False]
     await app.aclose()
 
 

@@ -30,7 +30,7 @@ from holdfast.cli.wording import counted, masked
 from holdfast.config import WorkerSettings
 from holdfast.errors import HoldfastError, InvalidOption, StoreError
 from holdfast.ports import SYSTEM
-from holdfast.store import QueueCounts
+from holdfast.store import QueueCounts, all_sessions
 
 _EVENTS = "events"
 _CONCURRENCY = 10
@@ -251,7 +251,7 @@ class _Show:
     async def _sessions(self) -> list[WorkerView]:
         store, ours = self._app.store, self._app.tasks.queues()
         now = await store.now()
-        open_ones = [each for each in await store.sessions() if each.open and tuple(sorted(each.queues)) == ours]
+        open_ones = [each for each in await all_sessions(store) if each.open and tuple(sorted(each.queues)) == ours]
         return [
             WorkerView(each.pid, now - each.opened_at, Counter(job.task for job in await store.held(each.id)))
             for each in sorted(open_ones, key=lambda each: each.opened_at)

@@ -15,7 +15,7 @@ from holdfast.cli.output import Cell, Column, write_json, write_styled, write_ta
 from holdfast.cli.wording import counted, masked, visible
 from holdfast.cli.workers import is_silent
 from holdfast.errors import StoreError
-from holdfast.store import MOST_PER_CALL, Examinable, Finding, QueueCounts, SessionView, Verdict
+from holdfast.store import MOST_PER_CALL, Examinable, Finding, QueueCounts, SessionView, Verdict, all_sessions
 
 _COLUMNS = (Column("VERDICT"), Column("WHAT"), Column("FOUND", fit="wrap"))
 _STYLES = {Verdict.OK: "green", Verdict.WEAK: "yellow", Verdict.BAD: "bold red"}
@@ -50,7 +50,7 @@ async def _examine(app: Holdfast, *, deep: bool) -> list[Finding]:
             findings += await app.store.examine(deep=deep)
         counts = await app.acounts()
         now = await app.store.now()
-        sessions = await app.store.sessions()
+        sessions = await all_sessions(app.store)
         lost = len(await app.store.lost(MOST_PER_CALL))
         findings += [*_queues(counts), *_sessions(sessions, now, lost, sum(queue.ready for queue in counts))]
     except StoreError as error:

@@ -17,7 +17,7 @@ from holdfast.cli.queues import COUNTED, QUEUE_COLUMNS, queue_record, queue_row
 from holdfast.cli.wording import moment
 from holdfast.cli.workers import is_silent
 from holdfast.ports import SYSTEM
-from holdfast.store import QueueCounts
+from holdfast.store import QueueCounts, all_sessions
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def show_stats(
 
 async def _stats(app: Holdfast) -> Stats:
     now = await app.store.now()
-    views = await app.store.sessions()
+    views = await all_sessions(app.store)
     return Stats(
         at=now,
         queues=await app.acounts(),

@@ -10,7 +10,7 @@ from holdfast.cli.output import Cell, Column, note, write_json, write_table
 from holdfast.cli.wording import ago, moment, span
 from holdfast.config import WorkerSettings
 from holdfast.ports import microseconds
-from holdfast.store import SessionView
+from holdfast.store import SessionView, all_sessions
 
 SILENT_AFTER = microseconds(2 * WorkerSettings().lease_ttl)
 """After so long without a beat a keeper should have closed the session, unless it has a longer TTL."""
@@ -61,7 +61,7 @@ def list_workers(store: StoreOption, as_json: JsonOption = False) -> None:
 
 async def _look(app: Holdfast) -> tuple[list[SessionView], dict[str, int], int]:
     """The sessions, open ones first, how many jobs each holds, and the store's time."""
-    views = sorted(await app.store.sessions(), key=lambda view: (not view.open, -view.beat_at))
+    views = sorted(await all_sessions(app.store), key=lambda view: (not view.open, -view.beat_at))
     held = {view.id: len(await app.store.held(view.id)) for view in views}
     return views, held, await app.store.now()
 

@@ -11,6 +11,7 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from heapq import nsmallest
 from typing import Any, Self, TypedDict
 
 import msgspec
@@ -40,6 +41,7 @@ from holdfast.store import (
     Page,
     QueueCounts,
     Session,
+    SessionPage,
     SessionView,
     Verdict,
     held_by,
@@ -271,10 +273,12 @@ class MemoryStore:
         with self._lock:
             return [self._jobs[job_id] for job_id in self._held.get(session_id, ())]
 
-    async def sessions(self) -> list[SessionView]:
-        """See `Store.sessions`."""
+    async def sessions(self, *, cursor: str | None = None, limit: int = 100) -> SessionPage:
+        """See `Store.sessions`. A cursor is the last id of the page before."""
         with self._lock:
-            return list(self._sessions.values())
+            ids = nsmallest(limit + 1, (each for each in self._sessions if each > (cursor or "")))
+            views = tuple(self._sessions[each] for each in ids[:limit])
+        return SessionPage(views, views[-1].id if len(ids) > limit else None)
 
     async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
         """See `Store.close_session`."""

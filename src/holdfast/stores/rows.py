@@ -1,4 +1,4 @@
-"""Jobs as rows: the columns, in one order for every table of every SQL engine, and the way back to a `Job`."""
+"""Jobs and sessions as rows: the columns, in one order for every table of every SQL engine, and the way back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.job import Job, Key, NewJob, Reason, State, due_at
+from holdfast.store import SessionPage, SessionView
 
 IDENTITY = (
     "id, task, payload, task_version, queue, share, priority, max_retries, retention, key, key_hash, key_window, "
@@ -19,6 +20,7 @@ LIVE_COLUMNS = (
 )
 ENDED_COLUMNS = f"{LIVE_COLUMNS}, ended_at, result"
 LIVE_AS_ENDED = f"{LIVE_COLUMNS}, NULL, NULL"
+SESSION_COLUMNS = "id, beat, open, opened_at, beat_at, host, pid, queues"
 
 _STATES = {state.value: state for state in State}
 _REASONS = {reason.value: reason for reason in Reason}
@@ -122,4 +124,24 @@ def new_row(new: NewJob, now: int) -> tuple[Any, ...]:
         new.correlation_id,
         now,
         due_at(new, now),
+    )
+
+
+def session_page(rows: Sequence[Sequence[Any]], limit: int) -> SessionPage:
+    """A page from rows of `SESSION_COLUMNS`, by id, of which one more than `limit` was asked for."""
+    views = tuple(map(_session_from_row, rows[:limit]))
+    return SessionPage(views, views[-1].id if len(rows) > limit else None)
+
+
+def _session_from_row(row: Sequence[Any]) -> SessionView:
+    session_id, beat, is_open, opened_at, beat_at, host, pid, queues = row
+    return SessionView(
+        id=session_id,
+        beat=beat,
+        open=bool(is_open),
+        opened_at=opened_at,
+        beat_at=beat_at,
+        host=host,
+        pid=pid,
+        queues=tuple(filter(None, queues.split(","))),
     )

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from holdfast.job import ENDED, Job, JobId, SessionId, State
-from holdfast.store import JobQuery, Page, QueueCounts, SessionView
+from holdfast.store import JobQuery, Page, QueueCounts, SessionPage
 from holdfast.stores.mysql.sql import Plan, literal, name, one, text_of
 from holdfast.stores.mysql.tables import Tables, selected
-from holdfast.stores.rows import job_from_row
+from holdfast.stores.rows import SESSION_COLUMNS, job_from_row, session_page
 
 
 class Queries:
@@ -110,24 +110,13 @@ class Queries:
         )
         return [job_from_row(row) for row in answer.rows]
 
-    def sessions(self) -> Plan[list[SessionView]]:
-        """See `Store.sessions`."""
+    def sessions(self, cursor: str | None, limit: int) -> Plan[SessionPage]:
+        """See `Store.sessions`. A cursor is the last id of the page before."""
         answer = yield from one(
-            f"SELECT id, beat, open, opened_at, beat_at, host, pid, queues FROM {self._ns}_sessions"
+            f"SELECT {SESSION_COLUMNS} FROM {self._ns}_sessions FORCE INDEX (PRIMARY) "
+            f"WHERE id > {name(cursor or '')} ORDER BY id LIMIT {int(limit) + 1}"
         )
-        return [
-            SessionView(
-                id=row[0],
-                beat=row[1],
-                open=bool(row[2]),
-                opened_at=row[3],
-                beat_at=row[4],
-                host=row[5],
-                pid=row[6],
-                queues=tuple(filter(None, row[7].split(","))),
-            )
-            for row in answer.rows
-        ]
+        return session_page(answer.rows, limit)
 
     def now(self) -> Plan[int]:
         """See `Store.now`."""

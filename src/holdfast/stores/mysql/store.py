@@ -28,7 +28,7 @@ from holdfast.store import (
     Page,
     QueueCounts,
     Session,
-    SessionView,
+    SessionPage,
 )
 from holdfast.stores.guests import on_guest, require_blocking
 from holdfast.stores.mysql.drive import adrive, drive
@@ -297,9 +297,9 @@ class MysqlStore:
         """See `Store.held`."""
         return await self._read(lambda: self._verbs.queries.held(session_id))
 
-    async def sessions(self) -> list[SessionView]:
+    async def sessions(self, *, cursor: str | None = None, limit: int = 100) -> SessionPage:
         """See `Store.sessions`."""
-        return await self._read(self._verbs.queries.sessions)
+        return await self._read(lambda: self._verbs.queries.sessions(cursor, limit))
 
     async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
         """See `Store.close_session`."""

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import select
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import psycopg
@@ -23,6 +22,7 @@ from psycopg.rows import TupleRow
 
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
+from holdfast.stores.driving import drive, drive_async
 from holdfast.stores.postgres.verbs import Query, Verb
 
 T = TypeVar("T")
@@ -328,52 +328,3 @@ class Connections:
             connection.pgconn.finish()
         for mine in loops:
             mine.close()
-
-
-def drive(verb: Verb[T], execute: Callable[[Query], list[tuple[Any, ...]]]) -> T:
-    """Carry out a verb with a function that executes one statement."""
-    written = False
-    try:
-        query = next(verb)
-        while True:
-            try:
-                rows = execute(query)
-            except StoreUnavailable as error:
-                query = verb.throw(_after(written, error))
-            except Exception as error:
-                query = verb.throw(error)
-            else:
-                written = written or query.writes
-                query = verb.send(rows)
-    except StopIteration as end:
-        answer: T = end.value
-        return answer
-    finally:
-        verb.close()
-
-
-async def drive_async(verb: Verb[T], execute: Callable[[Query], Awaitable[list[tuple[Any, ...]]]]) -> T:
-    """The same with a coroutine function."""
-    written = False
-    try:
-        query = next(verb)
-        while True:
-            try:
-                rows = await execute(query)
-            except StoreUnavailable as error:
-                query = verb.throw(_after(written, error))
-            except Exception as error:
-                query = verb.throw(error)
-            else:
-                written = written or query.writes
-                query = verb.send(rows)
-    except StopIteration as end:
-        answer: T = end.value
-        return answer
-    finally:
-        verb.close()
-
-
-def _after(written: bool, error: StoreUnavailable) -> StoreError:
-    """A statement that wrote nothing, after others of its verb that did."""
-    return OutcomeUnknown(f"a part of it was done, then: {error}") if written else error

@@ -32,7 +32,7 @@ from holdfast.store import (
     Page,
     QueueCounts,
     Session,
-    SessionView,
+    SessionPage,
 )
 from holdfast.stores.postgres.connections import Connections, Server, said
 from holdfast.stores.postgres.examine import examine
@@ -249,9 +249,9 @@ class PostgresStore:
         """See `Store.held`."""
         return await self._run(self._verbs.held(session_id))
 
-    async def sessions(self) -> list[SessionView]:
+    async def sessions(self, *, cursor: str | None = None, limit: int = 100) -> SessionPage:
         """See `Store.sessions`."""
-        return await self._run(self._verbs.sessions())
+        return await self._run(self._verbs.sessions(cursor, limit))
 
     async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
         """See `Store.close_session`."""

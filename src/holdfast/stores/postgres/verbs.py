@@ -31,11 +31,11 @@ from holdfast.store import (
     Page,
     QueueCounts,
     Session,
-    SessionView,
+    SessionPage,
     held_by,
 )
 from holdfast.stores.postgres.lookback import LookBack
-from holdfast.stores.rows import ENDED_COLUMNS, job_from_row, reason_of, state_of
+from holdfast.stores.rows import ENDED_COLUMNS, SESSION_COLUMNS, job_from_row, reason_of, session_page, state_of
 from holdfast.stores.runs import runs_of_distinct_jobs
 
 T = TypeVar("T")
@@ -162,16 +162,14 @@ class Verbs:
         rows = yield Query(text, (session_id,), writes=False)
         return list(map(job_from_row, rows))
 
-    def sessions(self) -> Verb[list[SessionView]]:
-        """See `Store.sessions`."""
+    def sessions(self, cursor: str | None, limit: int) -> Verb[SessionPage]:
+        """See `Store.sessions`. A cursor is the last id of the page before."""
         rows = yield Query(
-            f"SELECT id, beat, open, opened_at, beat_at, host, pid, queues FROM {self.namespace}_sessions", writes=False
+            f"SELECT {SESSION_COLUMNS} FROM {self.namespace}_sessions WHERE id > %s::text ORDER BY id LIMIT %s::int",
+            (cursor or "", limit + 1),
+            writes=False,
         )
-        names = ("id", "beat", "open", "opened_at", "beat_at", "host", "pid")
-        return [
-            SessionView(**dict(zip(names, row[:7], strict=True)), queues=tuple(filter(None, row[7].split(","))))
-            for row in rows
-        ]
+        return session_page(rows, limit)
 
     # The life of a claim.
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from holdfast.job import ENDED, Job, JobId, SessionId, State
-from holdfast.store import JobQuery, Page, QueueCounts, SessionView
-from holdfast.stores.rows import ENDED_COLUMNS, LIVE_AS_ENDED, job_from_row
+from holdfast.store import JobQuery, Page, QueueCounts, SessionPage
+from holdfast.stores.rows import ENDED_COLUMNS, LIVE_AS_ENDED, SESSION_COLUMNS, job_from_row, session_page
 from holdfast.stores.sqlite.database import Database
 
 
@@ -95,24 +95,13 @@ class Queries:
         ).fetchall()
         return [job_from_row(row) for row in rows]
 
-    def sessions(self, db: Database) -> list[SessionView]:
-        """See `Store.sessions`."""
+    def sessions(self, db: Database, cursor: str | None, limit: int) -> SessionPage:
+        """See `Store.sessions`. A cursor is the last id of the page before."""
         rows = db.execute(
-            f"SELECT id, beat, open, opened_at, beat_at, host, pid, queues FROM {self._ns}_sessions"
+            f"SELECT {SESSION_COLUMNS} FROM {self._ns}_sessions WHERE id > ? ORDER BY id LIMIT ?",
+            (cursor or "", limit + 1),
         ).fetchall()
-        return [
-            SessionView(
-                id=row[0],
-                beat=row[1],
-                open=bool(row[2]),
-                opened_at=row[3],
-                beat_at=row[4],
-                host=row[5],
-                pid=row[6],
-                queues=tuple(filter(None, row[7].split(","))),
-            )
-            for row in rows
-        ]
+        return session_page(rows, limit)
 
     def lost(self, db: Database, limit: int, session_id: SessionId | None) -> list[Job]:
         """See `Store.lost`."""

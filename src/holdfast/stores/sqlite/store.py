@@ -33,7 +33,7 @@ from holdfast.store import (
     Page,
     QueueCounts,
     Session,
-    SessionView,
+    SessionPage,
 )
 from holdfast.stores.guests import on_guest, require_blocking
 from holdfast.stores.sqlite.examine import examine_file, examine_settings, examine_waiting
@@ -278,9 +278,9 @@ class SqliteStore:
         """See `Store.held`."""
         return await self._read(lambda db: self._verbs.queries.held(db, session_id))
 
-    async def sessions(self) -> list[SessionView]:
+    async def sessions(self, *, cursor: str | None = None, limit: int = 100) -> SessionPage:
         """See `Store.sessions`."""
-        return await self._read(self._verbs.queries.sessions)
+        return await self._read(lambda db: self._verbs.queries.sessions(db, cursor, limit))
 
     async def close_session(self, session_id: SessionId, *, if_beat: int | None = None) -> bool:
         """See `Store.close_session`."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.failures import decode_history
 from holdfast.job import Reason, State, enqueued
 from holdfast.lifecycle import Applied, Succeeded, cancel, replay
-from holdfast.store import JobQuery
+from holdfast.store import JobQuery, all_sessions
 from holdfast.testing.suite.harness import BOOM, EVERY_BYTE, QUEUE, Rig
 
 ENDS = [State.SUCCEEDED, State.FAILED, State.CANCELLED]
@@ -181,10 +181,10 @@ async def test_prune_removes_sessions_closed_long_ago(rig: Rig) -> None:
     assert await rig.store.prune(1000) == 0
     await rig.harness.age_closed_sessions(LONG)
     assert await rig.store.prune(1000) == 1
-    assert {view.id for view in await rig.store.sessions()} == {open_one, holder}
+    assert {view.id for view in await all_sessions(rig.store)} == {open_one, holder}
     assert len(await rig.rescue()) == 1
     assert await rig.store.prune(1000) == 1
-    assert {view.id for view in await rig.store.sessions()} == {open_one}
+    assert {view.id for view in await all_sessions(rig.store)} == {open_one}
 
 
 # Forget.

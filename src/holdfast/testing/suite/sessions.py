@@ -10,13 +10,28 @@ from holdfast.errors import SessionClosed
 from holdfast.job import Lease, Reason, State
 from holdfast.lifecycle import Applied
 from holdfast.ports import SYSTEM
-from holdfast.store import Beat, Session, SessionView
+from holdfast.store import Beat, Session, SessionPage, SessionView, all_sessions
 from holdfast.testing.suite.harness import QUEUE, Rig
+
+_MOST_PAGES = 100
 
 
 async def _view(rig: Rig, session_id: str) -> SessionView:
-    [view] = [view for view in await rig.store.sessions() if view.id == session_id]
+    [view] = [view for view in await all_sessions(rig.store) if view.id == session_id]
     return view
+
+
+async def _pages_after(rig: Rig, first: SessionPage, limit: int) -> list[SessionPage]:
+    """That page and all that follow. They must end: so few sessions never need so many pages."""
+    pages = [first]
+    while (cursor := pages[-1].next) is not None:
+        assert len(pages) < _MOST_PAGES
+        pages.append(await rig.store.sessions(cursor=cursor, limit=limit))
+    return pages
+
+
+def _ids(pages: list[SessionPage]) -> set[str]:
+    return {view.id for page in pages for view in page.sessions}
 
 
 async def test_a_session_is_shown_as_it_introduced_itself(rig: Rig) -> None:
@@ -49,8 +64,51 @@ async def test_every_session_is_listed(rig: Rig) -> None:
         ids = {await rig.session(), await rig.using(store).session()}
         closed = await rig.session()
         await store.close_session(closed)
-        views = {view.id: view.open for view in await rig.store.sessions()}
+        views = {view.id: view.open for view in await all_sessions(rig.store)}
         assert views == {**dict.fromkeys(ids, True), closed: False}
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 100])
+async def test_sessions_come_in_pages(rig: Rig, limit: int) -> None:
+    """Each is on one of them, open or closed, and they end."""
+    ids = {await rig.session() for _ in range(7)}
+    closed = min(ids)
+    await rig.store.close_session(closed)
+    pages = await _pages_after(rig, await rig.store.sessions(limit=limit), limit)
+    assert _ids(pages) == ids
+    assert {view.id for page in pages for view in page.sessions if not view.open} == {closed}
+
+
+async def test_no_sessions_are_a_page_too(rig: Rig) -> None:
+    """An empty one, the last."""
+    pages = await _pages_after(rig, await rig.store.sessions(), 100)
+    assert _ids(pages) == set()
+
+
+async def test_sessions_that_come_and_go_between_pages_hide_no_other(rig: Rig) -> None:
+    """Those that are there all the while are found, also when the last one of the page before is gone."""
+    ids = {await rig.session() for _ in range(9)}
+    first = await rig.store.sessions(limit=3)
+    gone = {view.id for view in first.sessions}
+    for session_id in gone:
+        await rig.harness.erase_session(session_id)
+    new = {await rig.session() for _ in range(3)}
+    found = _ids(await _pages_after(rig, first, 3))
+    assert ids <= found <= ids | new
+    assert _ids(await _pages_after(rig, await rig.store.sessions(limit=3), 3)) == ids - gone | new
+
+
+async def test_a_page_shows_the_counters_of_its_own_time(rig: Rig) -> None:
+    """Not those of the first page: a beat between two pages is seen."""
+    ids = {await rig.session() for _ in range(5)}
+    first = await rig.store.sessions(limit=1)
+    later = ids - _ids([first])
+    for session_id in later:
+        await rig.beat(session_id)
+    _, *rest = await _pages_after(rig, first, 1)
+    assert {view.id: view.beat for page in rest for view in page.sessions if view.id in later} == dict.fromkeys(
+        later, 1
+    )
 
 
 async def test_a_beat_raises_the_counter(rig: Rig) -> None:
@@ -125,7 +183,7 @@ async def test_an_unknown_session_cannot_beat_or_be_closed(rig: Rig) -> None:
     assert await rig.beat("nobody") == Beat(open=False, held=0, cancel=())
     assert not await rig.store.close_session("nobody")
     assert await rig.store.held("nobody") == []
-    assert await rig.store.sessions() == []
+    assert await all_sessions(rig.store) == []
 
 
 async def test_a_session_is_closed_once(rig: Rig) -> None:

@@ -1,10 +1,4 @@
-"""Real private servers for tests: PostgreSQL, PgBouncer, MariaDB and Redis, on free loopback ports.
-
-Each lives in a temporary folder. A server is a context manager; its data survives `kill` and `stop`, so a test may
-crash it and `start` it again on the same port. It runs in a session of its own (Ctrl-C reaches the tests, not the
-server), is only ever signalled by the process id that was started here, and is stopped by a small guard process if the
-tests die without stopping it.
-"""
+"""One private server process: how it is started, watched, stopped and cleaned up; what every kind of server shares."""
 
 from __future__ import annotations
 
@@ -20,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -107,7 +101,7 @@ class Server(ABC):
         keep_port = self.port != 0
         while True:
             if not keep_port:
-                self.port = free_port()
+                self._choose_port()
             if self._launch(deadline):
                 return
             # It ended while starting. Worth another try: another process took the port between the check and
@@ -160,6 +154,10 @@ class Server(ABC):
         """Whether a start that ended with this log may succeed a moment later."""
 
     # How any server is run.
+
+    def _choose_port(self) -> None:
+        """Called before the first start, and again when another process was faster to take the port."""
+        self.port = free_port()
 
     def _user(self) -> str | None:
         """The user to run as; None for our own."""
@@ -233,272 +231,6 @@ class Server(ABC):
         return "\n".join(lines[-LOG_TAIL_LINES:]) or "(its log is empty)"
 
 
-class PostgresServer(Server):
-    """A private PostgreSQL cluster with trust authentication, on loopback and on a socket in its folder.
-
-    The cluster is made with `initdb --no-sync`: it is thrown away after the tests, so a power cut during its
-    creation does not matter. The running server keeps the durability settings PostgreSQL ships with, because
-    that is what users have; `settings` changes any of them.
-    """
-
-    name = "postgres"
-    stop_signals = (signal.SIGINT, signal.SIGQUIT)  # fast shutdown, immediate shutdown
-    orphan_signal = signal.SIGQUIT
-    instead_of_root = ("postgres", "nobody")
-
-    def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
-        super().__init__(startup_seconds=startup_seconds)
-        self._settings = {
-            # In the data folder instead of /dev/shm, so that a killed server leaves nothing behind.
-            "dynamic_shared_memory_type": "mmap",
-            **(settings or {}),
-        }
-        self._binaries = find_postgres()
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://holdfast@127.0.0.1:{self.port}/postgres"
-
-    @property
-    def socket_url(self) -> str:
-        """The same database through the socket."""
-        return f"postgresql://holdfast@/postgres?host={self.folder}&port={self.port}"
-
-    def _prepare(self, folder: Path, deadline: float) -> None:
-        self._run_to_end(
-            [
-                str(self._binaries / "initdb"),
-                f"--pgdata={folder / 'data'}",
-                "--username=holdfast",
-                "--auth=trust",
-                "--encoding=UTF8",
-                "--locale=C",
-                "--no-sync",
-            ],
-            deadline,
-        )
-
-    def _command(self, folder: Path) -> list[str]:
-        settings = {
-            "listen_addresses": "127.0.0.1",
-            "port": str(self.port),
-            "unix_socket_directories": str(folder),
-            **self._settings,
-        }
-        command = [str(self._binaries / "postgres"), "-D", str(folder / "data")]
-        for key, value in settings.items():
-            command += ["-c", f"{key}={value}"]
-        return command
-
-    def _answers(self, folder: Path, pid: int) -> bool:
-        # The server writes its process id on the first line and its state on the eighth, for pg_ctl to read.
-        try:
-            lines = (folder / "data" / "postmaster.pid").read_text().splitlines()
-        except FileNotFoundError:
-            return False
-        return len(lines) >= 8 and lines[0].strip() == str(pid) and lines[7].strip() == "ready"
-
-    def _worth_retrying(self, log: str) -> bool:
-        return "Address already in use" in log or "is still in use" in log or "lock file" in log
-
-
-class PgBouncerServer(Server):
-    """A private PgBouncer in front of a PostgresServer, pooling transactions: each may run on another connection.
-
-    Whoever comes is let in, as the user `holdfast`; with the database `pgbouncer` he reaches its console. `settings`
-    changes anything of the section [pgbouncer]. The PostgreSQL behind it may be killed and started meanwhile.
-    """
-
-    name = "pgbouncer"
-    # At once, and (since 1.23, where the first means that clients may finish) really at once.
-    stop_signals = (signal.SIGTERM, signal.SIGQUIT)
-    orphan_signal = signal.SIGKILL
-    instead_of_root = ("postgres", "nobody")
-
-    def __init__(
-        self,
-        postgres: PostgresServer,
-        *,
-        settings: Mapping[str, str] | None = None,
-        startup_seconds: float = STARTUP_SECONDS,
-    ) -> None:
-        super().__init__(startup_seconds=startup_seconds)
-        self._postgres = postgres
-        self._settings = dict(settings or {})
-        self._binary = find_program("PgBouncer", "pgbouncer")
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://holdfast@127.0.0.1:{self.port}/postgres"
-
-    @property
-    def console_url(self) -> str:
-        """Where PgBouncer itself answers: SHOW POOLS, PAUSE, RESUME."""
-        return f"postgresql://holdfast@127.0.0.1:{self.port}/pgbouncer"
-
-    def _prepare(self, folder: Path, deadline: float) -> None:
-        """Its settings name the port, so they are written at each start."""
-
-    def _command(self, folder: Path) -> list[str]:
-        settings = {
-            "listen_addr": "127.0.0.1",
-            "listen_port": str(self.port),
-            "unix_socket_dir": str(folder),
-            "auth_type": "any",
-            "pool_mode": "transaction",
-            "max_client_conn": "500",
-            "default_pool_size": "20",
-            **self._settings,
-        }
-        lines = ["[databases]", f"* = host=127.0.0.1 port={self._postgres.port} user=holdfast", "[pgbouncer]"]
-        lines += [f"{key} = {value}" for key, value in settings.items()]
-        path = folder / "pgbouncer.ini"
-        path.write_text("\n".join(lines) + "\n")
-        return [str(self._binary), str(path)]
-
-    def _answers(self, folder: Path, pid: int) -> bool:
-        log = self._log_tail()
-        if "cannot listen on 127.0.0.1" in log:
-            os.kill(pid, signal.SIGTERM)  # it would go on without the port; `start` tries again
-            return False
-        has_port = f"listening on 127.0.0.1:{self.port}" in log
-        return has_port and listener_pid(folder / f".s.PGSQL.{self.port}") == pid
-
-    def _worth_retrying(self, log: str) -> bool:
-        return "Address already in use" in log
-
-
-class MariaDbServer(Server):
-    """A private MariaDB with a database `test`, on loopback and on a socket in its folder.
-
-    The user `holdfast` needs no password and may do everything, also make users and grant them something. The server
-    has the settings that MariaDB ships with, durability included, and none of this machine's files; `settings`
-    changes any of them. So what does not name its character set is latin1 before MariaDB 11.6.
-    """
-
-    name = "mariadb"
-    stop_signals = (signal.SIGTERM,)
-    orphan_signal = signal.SIGKILL
-    instead_of_root = ("mysql", "nobody")
-
-    def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
-        super().__init__(startup_seconds=startup_seconds)
-        self._settings = dict(settings or {})
-        self._install = find_program("MariaDB", "mariadb-install-db")
-        self._binary = find_program("MariaDB", "mariadbd", "mysqld")
-
-    @property
-    def url(self) -> str:
-        return f"mysql://holdfast@127.0.0.1:{self.port}/test"
-
-    @property
-    def socket(self) -> Path:
-        """The socket of the same server."""
-        return self.folder / "socket"
-
-    def _prepare(self, folder: Path, deadline: float) -> None:
-        accounts = "holdfast@localhost, holdfast@127.0.0.1"
-        first_steps = folder / "first_steps.sql"
-        first_steps.write_text(
-            "FLUSH PRIVILEGES;\n"  # from here on there are accounts
-            "CREATE DATABASE test;\n"
-            f"CREATE USER {accounts};\n"
-            f"GRANT ALL PRIVILEGES ON *.* TO {accounts} WITH GRANT OPTION;\n"
-        )
-        self._run_to_end(
-            [
-                str(self._install),
-                "--no-defaults",
-                f"--datadir={folder / 'data'}",
-                "--auth-root-authentication-method=normal",
-                "--skip-test-db",
-                f"--extra-file={first_steps}",
-            ],
-            deadline,
-        )
-
-    def _command(self, folder: Path) -> list[str]:
-        settings = {
-            "datadir": str(folder / "data"),
-            "tmpdir": str(folder),
-            "bind-address": "127.0.0.1",
-            "port": str(self.port),
-            "socket": str(self.socket),
-            "pid-file": str(folder / "pid"),
-            **self._settings,
-        }
-        return [str(self._binary), "--no-defaults", *(f"--{key}={value}" for key, value in settings.items())]
-
-    def _answers(self, folder: Path, pid: int) -> bool:
-        # The socket is the last thing that it opens, and the greeting comes when it is ready.
-        return listener_pid(self.socket, greeting=True) == pid
-
-    def _worth_retrying(self, log: str) -> bool:
-        return "Address already in use" in log or "Unable to lock" in log
-
-
-class RedisServer(Server):
-    """A private Redis (or Valkey) that keeps everything in memory: no snapshots, no append-only file."""
-
-    name = "redis"
-    stop_signals = (signal.SIGTERM,)
-    orphan_signal = signal.SIGTERM
-
-    def __init__(self, *, settings: Mapping[str, str] | None = None, startup_seconds: float = STARTUP_SECONDS) -> None:
-        super().__init__(startup_seconds=startup_seconds)
-        self._settings = dict(settings or {})
-        self._binary = find_program("Redis", "redis-server", "valkey-server")
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def _prepare(self, folder: Path, deadline: float) -> None:
-        """Redis needs nothing but the folder."""
-
-    def _command(self, folder: Path) -> list[str]:
-        settings = {
-            "port": str(self.port),
-            "bind": "127.0.0.1",
-            "save": "",
-            "appendonly": "no",
-            "dir": str(folder),
-            **self._settings,
-        }
-        command = [str(self._binary)]
-        for key, value in settings.items():
-            command += [f"--{key}", value]
-        return command
-
-    def _answers(self, folder: Path, pid: int) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"INFO server\r\n")
-                answer = connection.recv(65536)
-        except OSError:
-            return False
-        return b"process_id:%d\r\n" % pid in answer
-
-    def _worth_retrying(self, log: str) -> bool:
-        return "Address already in use" in log
-
-
-def find_postgres() -> Path:
-    """The folder with `initdb` and `postgres`: the newest under /usr/lib/postgresql, else from the PATH."""
-    candidates = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin"),
-        key=lambda folder: [int(part) for part in folder.parent.name.split(".") if part.isdigit()],
-        reverse=True,
-    )
-    on_path = shutil.which("initdb")
-    if on_path is not None:
-        candidates.append(Path(on_path).resolve().parent)
-    for folder in candidates:
-        if all(os.access(folder / program, os.X_OK) for program in ("initdb", "postgres")):
-            return folder
-    raise ServerMissingError("PostgreSQL is not installed; scripts/install_servers says what to do")
-
-
 def find_program(server: str, *names: str) -> Path:
     """The first of these programs that is there: on the PATH, or where a system keeps its servers."""
     for name in names:
@@ -520,8 +252,10 @@ def missing_server_policy() -> Iterator[None]:
         raise
 
 
-def free_port() -> int:
+def free_port(*, also: int = 0) -> int:
     """A loopback port nobody listens on, below the range the system takes outgoing connections from.
+
+    With `also`, the port so many above it is such a port too.
 
     A port from that range may be taken by any client while the server is down for a restart; worse, a client
     that keeps trying to reconnect can be given the very port as its own end and connect to itself.
@@ -532,14 +266,20 @@ def free_port() -> int:
         upper = 32768
     lower = min(15000, max(1024, upper - 5000))
     for _ in range(100):
-        port = random.randrange(lower, max(upper, lower + 1000))
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        port = random.randrange(lower, max(upper - also, lower + 1000))
+        if is_free(port) and is_free(port + also):
             return port
     raise ServerFailedError("found no free loopback port")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on that loopback port."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def listener_pid(path: Path, *, greeting: bool = False) -> int | None:

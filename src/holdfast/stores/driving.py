@@ -1,0 +1,73 @@
+"""A verb as a generator: it yields what is to be asked of the server and is sent the answer. One text, two drivers.
+
+A request says whether it `writes`, that is whether it may have had an effect if its answer is lost. When a later
+request of the same verb fails without an effect of its own, the verb as a whole may still have had one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Protocol, TypeVar
+
+from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
+
+
+class Request(Protocol):
+    """What a verb yields."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may have had an effect if its answer is lost."""
+
+
+R = TypeVar("R", bound=Request)
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+def drive(verb: Generator[R, A, T], execute: Callable[[R], A]) -> T:
+    """Carry out a verb with a function that executes one request."""
+    written = False
+    try:
+        request = next(verb)
+        while True:
+            try:
+                answer = execute(request)
+            except StoreUnavailable as error:
+                request = verb.throw(_after(written, error))
+            except Exception as error:
+                request = verb.throw(error)
+            else:
+                written = written or request.writes
+                request = verb.send(answer)
+    except StopIteration as end:
+        outcome: T = end.value
+        return outcome
+    finally:
+        verb.close()
+
+
+async def drive_async(verb: Generator[R, A, T], execute: Callable[[R], Awaitable[A]]) -> T:
+    """The same with a coroutine function."""
+    written = False
+    try:
+        request = next(verb)
+        while True:
+            try:
+                answer = await execute(request)
+            except StoreUnavailable as error:
+                request = verb.throw(_after(written, error))
+            except Exception as error:
+                request = verb.throw(error)
+            else:
+                written = written or request.writes
+                request = verb.send(answer)
+    except StopIteration as end:
+        outcome: T = end.value
+        return outcome
+    finally:
+        verb.close()
+
+
+def _after(written: bool, error: StoreUnavailable) -> StoreError:
+    return OutcomeUnknown(f"a part of it was done, then: {error}") if written else error

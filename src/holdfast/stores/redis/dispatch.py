@@ -1,0 +1,391 @@
+"""From a batch of commands to replies: to the right servers, over all that may get in the way.
+
+The decisions are in `Dispatcher.execute`, a generator that yields what to send and how long to wait; `Connections`
+carries that out, on an event loop or on the calling thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Generator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from holdfast.ports import Ports
+from holdfast.stores.driving import drive, drive_async
+from holdfast.stores.redis.faults import Remedy, redirection, remedy_for, unavailable
+from holdfast.stores.redis.scripts import Script
+from holdfast.stores.redis.topology import Pause, Result, Send, Topology
+from holdfast.stores.redis.wire import Access, BlockingLine, Command, Line, LineFailed, Place, ReplyError
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.008, 0.5
+_MOST_REDIRECTIONS = 8
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One command, or one script with its keys and arguments. `key`: where it goes. `place`: there in any case.
+    `may_fail`: an error is an answer like any other.
+    """
+
+    command: Command
+    key: bytes | None = None
+    script: Script | None = None
+    place: Place | None = None
+    may_fail: bool = False
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Calls that travel together; those to one server are carried out in this order. `durable`: wait until what they
+    wrote is as safe as the store was asked to make it.
+    """
+
+    calls: Sequence[Call]
+    writes: bool = True
+    durable: bool = False
+
+
+Verb = Generator[Batch, list[Any], T]
+
+
+def run_script(script: Script, keys: Sequence[bytes], args: Sequence[Any]) -> Call:
+    """The call of a script with all its keys."""
+    return Call(("EVALSHA", script.sha, len(keys), *keys, *args), keys[0] if keys else None, script)
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """A command that waits until writes are safe, and how many must say so."""
+
+    command: Command
+    needed: int
+    what: str
+
+    def missing(self, reply: Any) -> str | None:
+        """What is missing, by the server's reply."""
+        if isinstance(reply, ReplyError):
+            return str(reply)
+        confirmed = reply[0] if isinstance(reply, list) else reply
+        return None if confirmed >= self.needed else f"{self.what} in time"
+
+
+class Dispatcher:
+    """Decides what to send where, and what to do about errors."""
+
+    def __init__(self, topology: Topology, *, max_retries: int, ports: Ports) -> None:
+        self.topology = topology
+        self.confirmation: Confirmation | None = None
+        self._max_retries = max_retries
+        self._ports = ports
+
+    def execute(self, batch: Batch) -> Generator[list[Send] | Pause, list[Result], list[Any]]:
+        """The replies to the calls, in their order.
+
+        `StoreUnavailable` if none was carried out, `OutcomeUnknown` if one that writes may have been.
+        """
+        attempt = _Attempt(batch, self.topology, self.confirmation if batch.durable else None)
+        retries = redirections = 0
+        while attempt.open:
+            trouble: StoreError | None = None
+            try:
+                sends = yield from attempt.routed()
+            except StoreUnavailable as error:
+                trouble = error
+            else:
+                results = yield sends
+                trouble = attempt.take(results)
+            if trouble is None:
+                redirections += 1
+                if redirections > _MOST_REDIRECTIONS:
+                    raise attempt.failure(StoreUnavailable(f"the nodes of {self.topology.shown} point to each other"))
+                continue
+            retries += 1
+            if retries > self._max_retries or not attempt.may_repeat:
+                raise attempt.failure(trouble)
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**retries)
+            yield Pause(pause * (0.5 + self._ports.random.fraction()))
+        return attempt.answers
+
+
+class _Attempt:
+    """A batch under way."""
+
+    def __init__(self, batch: Batch, topology: Topology, confirmation: Confirmation | None) -> None:
+        self._batch = batch
+        self._topology = topology
+        self._confirmation = confirmation
+        self._sent: list[tuple[Place, list[int]]] = []
+        self._asking: dict[int, Place] = {}
+        self._with_text: set[str] = set()
+        self.answers: list[Any] = [None] * len(batch.calls)
+        self.open = list(range(len(batch.calls)))
+        self.may_repeat = True
+        self._written = False
+
+    def routed(self) -> Generator[list[Send] | Pause, list[Result], list[Send]]:
+        """What to send for the calls that have no answer yet."""
+        places = [self._place(at) for at in self.open]
+        if None in places:
+            yield from self._topology.discover()
+            places = [self._place(at) for at in self.open]
+        groups: dict[Place, list[int]] = {}
+        for at, place in zip(self.open, places, strict=True):
+            if place is None:
+                raise StoreUnavailable(f"{self._topology.shown} has no server for a part of its slots")
+            groups.setdefault(place, []).append(at)
+        self._sent = list(groups.items())
+        return [self._send(place, calls) for place, calls in self._sent]
+
+    def _place(self, at: int) -> Place | None:
+        call = self._batch.calls[at]
+        return call.place or self._asking.get(at) or self._topology.place_of(call.key)
+
+    def _send(self, place: Place, calls: list[int]) -> Send:
+        commands: list[Command] = []
+        for at in calls:
+            if at in self._asking:
+                commands.append(("ASKING",))
+            call = self._batch.calls[at]
+            if call.script is not None and call.script.sha in self._with_text:
+                commands.append(("EVAL", call.script.text, *call.command[2:]))
+            else:
+                commands.append(call.command)
+        if self._confirmation is None:
+            return Send(place, commands)
+        return Send(place, [*commands, self._confirmation.command], apart=True)
+
+    def take(self, results: Sequence[Result]) -> StoreError | None:
+        """Keep the answers. What is in the way of the others, if it is more than a wrong address or a lost script."""
+        trouble: StoreError | None = None
+        self.open = []
+        for (place, calls), result in zip(self._sent, results, strict=True):
+            if isinstance(result, ReplyError):  # to the greeting
+                raise self.failure(unavailable(result, place))
+            if isinstance(result, LineFailed):
+                trouble = self._lost(place, calls, result)
+                continue
+            missing = self._confirmation.missing(result.pop()) if self._confirmation else None
+            for at, reply in self._without_asking(calls, result):
+                trouble = self._take_one(at, reply, place) or trouble
+            if missing and not trouble:
+                raise OutcomeUnknown(f"it was written to {place}, but not confirmed: {missing}")
+        self.open.sort()
+        return trouble
+
+    def _without_asking(self, calls: list[int], replies: list[Any]) -> list[tuple[int, Any]]:
+        rest = iter(replies)
+        told = []
+        for at in calls:
+            if at in self._asking:
+                next(rest)
+                del self._asking[at]
+            told.append((at, next(rest)))
+        return told
+
+    def _lost(self, place: Place, calls: list[int], failed: LineFailed) -> StoreError:
+        self._topology.doubt()
+        self.open += calls
+        if failed.sent and self._batch.writes:
+            self._written, self.may_repeat = True, False
+        return StoreUnavailable(f"{failed}. Nothing was written")
+
+    def _take_one(self, at: int, reply: Any, place: Place) -> StoreError | None:
+        if not isinstance(reply, ReplyError) or self._batch.calls[at].may_fail:
+            self.answers[at] = reply
+            self._written = self._written or self._batch.writes
+            return None
+        remedy = remedy_for(reply)
+        if remedy is Remedy.FATAL:
+            raise self.failure(unavailable(reply, place))
+        self.open.append(at)
+        script = self._batch.calls[at].script
+        if remedy is Remedy.RELOAD and script is not None:
+            self._with_text.add(script.sha)
+            return None
+        if remedy is Remedy.REDIRECT:
+            slot, to = redirection(reply)
+            if str(reply).startswith("ASK "):
+                self._asking[at] = to
+            else:
+                self._topology.redirect(slot, to)
+            return None
+        if remedy is Remedy.RECONNECT:
+            self._topology.doubt()
+        return unavailable(reply, place)
+
+    def failure(self, trouble: StoreError) -> StoreError:
+        """The error for the batch as a whole."""
+        if self._written and isinstance(trouble, StoreUnavailable):
+            return OutcomeUnknown(f"the write may or may not have happened: {trouble}")
+        return trouble
+
+
+class _OfLoop:
+    """The connections of one event loop, each by its place and kind."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[Place, bool, bool], Line] = {}
+        self.opening: dict[tuple[Place, bool, bool], asyncio.Lock] = {}
+        self._until_the_end: AsyncGenerator[None, None] | None = None
+
+    async def close_with_loop(self) -> None:
+        """Let the connections be closed when the event loop ends: it closes every generator that has begun."""
+        if self._until_the_end is None:
+            self._until_the_end = self._wait_for_end()
+            await anext(self._until_the_end)
+
+    async def _wait_for_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        for line in self.lines.values():
+            line.close()
+        self.lines.clear()
+
+
+class Connections:
+    """All connections of a store. `run` and `run_blocking` carry out a verb."""
+
+    def __init__(self, dispatcher: Dispatcher, access: Access, *, pool_size: int, ports: Ports) -> None:
+        self.dispatcher = dispatcher
+        self.access = access
+        self._ports = ports
+        self._plain = msgspec.structs.replace(access, username="", password="", db=0)
+        self._lock = threading.Lock()
+        self._loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
+        self._idle: dict[tuple[Place, bool], list[BlockingLine]] = {}
+        self._slots = threading.BoundedSemaphore(pool_size)
+        self._pool_size = pool_size
+        self._pid = os.getpid()
+
+    # On an event loop.
+
+    async def run(self, verb: Verb[T]) -> T:
+        """Carry out the verb."""
+        return await drive_async(verb, self.execute)
+
+    async def execute(self, batch: Batch) -> list[Any]:
+        """The replies to a batch. A single group of calls, the usual case, goes out without a task of its own."""
+        steps = self.dispatcher.execute(batch)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    await self._ports.clock.sleep(step.seconds)
+                    step = next(steps)
+                elif len(step) == 1:
+                    step = steps.send([await self._exchange(step[0])])
+                else:
+                    step = steps.send(await asyncio.gather(*map(self._exchange, step)))
+        except StopIteration as end:
+            answers: list[Any] = end.value
+            return answers
+        finally:
+            steps.close()
+
+    async def _exchange(self, send: Send) -> Result:
+        try:
+            line = await self.line(send.place, plain=send.plain, apart=send.apart)
+            return await line.ask(send.commands, send.timeout or self.access.read_timeout)
+        except (LineFailed, ReplyError) as error:
+            return error
+
+    async def line(self, place: Place, *, plain: bool = False, apart: bool = False) -> Line:
+        """The loop's connection to that server, opened if need be."""
+        mine = self._of_loop()
+        kind = (place, plain, apart)
+        line = mine.lines.get(kind)
+        if line is None or line.closed:
+            async with mine.opening.setdefault(kind, asyncio.Lock()):
+                line = mine.lines.get(kind)
+                if line is None or line.closed:
+                    await mine.close_with_loop()
+                    line = mine.lines[kind] = await Line.open(place, self._plain if plain else self.access)
+        return line
+
+    def _of_loop(self) -> _OfLoop:
+        loop = asyncio.get_running_loop()
+        mine = self._loops.get(loop)
+        if mine is None:
+            with self._lock:
+                for ended in [other for other in self._loops if other.is_closed()]:
+                    self._loops.pop(ended)
+                mine = self._loops.setdefault(loop, _OfLoop())
+        return mine
+
+    # On the calling thread.
+
+    def run_blocking(self, verb: Verb[T]) -> T:
+        """The same on the calling thread."""
+        return drive(verb, self._execute_blocking)
+
+    def _execute_blocking(self, batch: Batch) -> list[Any]:
+        steps = self.dispatcher.execute(batch)
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    self._ports.clock.pause(step.seconds)
+                    step = next(steps)
+                else:
+                    step = steps.send([self._exchange_blocking(send) for send in step])
+        except StopIteration as end:
+            answers: list[Any] = end.value
+            return answers
+        finally:
+            steps.close()
+
+    def _exchange_blocking(self, send: Send) -> Result:
+        if not self._slots.acquire(timeout=self.access.read_timeout):
+            return LineFailed(f"all {self._pool_size} blocking connections are in use", sent=False)
+        try:
+            line = self._take(send)
+            replies = line.ask(send.commands, send.timeout or self.access.read_timeout)
+            self._idle.setdefault((send.place, send.plain), []).append(line)
+            return replies
+        except (LineFailed, ReplyError) as error:
+            return error
+        finally:
+            self._slots.release()
+
+    def _take(self, send: Send) -> BlockingLine:
+        idle = self._idle.get((send.place, send.plain), [])
+        while idle:
+            try:
+                line = idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if line.is_alive():
+                return line
+            line.close()
+        return BlockingLine(send.place, self._plain if send.plain else self.access)
+
+    def warm_up(self, place: Place, number: int) -> None:
+        """Open so many blocking connections to the server, for calls to come."""
+        idle = self._idle.setdefault((place, False), [])
+        while len(idle) < min(number, self._pool_size):
+            idle.append(BlockingLine(place, self.access))
+
+    # The end.
+
+    def close(self) -> None:
+        """Close what is idle on the calling thread's side, and the lines of every event loop."""
+        with self._lock:
+            idle = [line for lines in self._idle.values() for line in lines]
+            self._idle.clear()
+            loops = list(self._loops.items())
+        for line in idle:
+            line.close()
+        here = asyncio._get_running_loop()
+        for loop, mine in loops:
+            if loop is here or not loop.is_running():
+                mine.close()
+            else:
+                loop.call_soon_threadsafe(mine.close)

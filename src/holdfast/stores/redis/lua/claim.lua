@@ -1,0 +1,186 @@
+-- ARGV: session, limit, turn, then the lanes that the client knows ("priority, tab, share"). KEYS beyond the queue's own:
+-- the session's processing hash, then for each of these lanes its list and its `due` set.
+--
+-- A lane's list holds the jobs that were due when they came, in that order; its `due` set holds those that came back or
+-- were delayed. Both are ordered by (run_at, id), so the lane's next job is the first of the two. What was cancelled
+-- meanwhile leaves a trace in them, which is dropped here. `lanes` counts the jobs that are in line.
+local session, limit, turn = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+if redis.call('HGET', parts, session) ~= '1' then return {'closed'} end
+if redis.call('HGET', meta, 'paused') then return {'jobs', now, -1} end
+
+local known = {}
+for i = 4, #ARGV do
+  local place = OWN_KEYS + 2 * (i - 3)
+  known[ARGV[i]] = {text = ARGV[i], list = KEYS[place], due = KEYS[place + 1]}
+end
+
+local function every_lane(becoming_due)
+  local every = redis.call('HKEYS', lanes)
+  for lane in pairs(becoming_due) do every[#every + 1] = lane end
+  return {'lanes', every}
+end
+
+-- What has become due goes into its lane. (run_at, id) is its place there, so nothing is overtaken.
+local promoted = redis.call('ZRANGEBYSCORE', later, '-inf', whole(now), 'WITHSCORES', 'LIMIT', 0, MOST_PROMOTED)
+local into, gone, missing = {}, {}, false
+for i = 1, #promoted, 2 do
+  local id, lane = string.match(promoted[i], '^([^\t]+)\t(.*)$')
+  missing = missing or not known[lane]
+  into[lane] = into[lane] or {}
+  table.insert(into[lane], promoted[i + 1])
+  table.insert(into[lane], id)
+  gone[#gone + 1] = promoted[i]
+end
+if missing then return every_lane(into) end
+if #gone > 0 then
+  redis.call('ZREM', later, unpack(gone))
+  for lane, entries in pairs(into) do
+    redis.call('HINCRBY', lanes, lane, redis.call('ZADD', known[lane].due, unpack(entries)))
+  end
+  if #gone == MOST_PROMOTED then return {'again'} end
+end
+
+local waiting, groups = redis.call('HGETALL', lanes), {}
+for i = 1, #waiting, 2 do
+  local lane = known[waiting[i]]
+  if not lane then return every_lane({}) end
+  local priority, share = string.match(lane.text, '^(%-?%d+)\t(.*)$')
+  lane.priority, lane.share, lane.waiting = tonumber(priority), share, tonumber(waiting[i + 1])
+  lane.before = lane.waiting
+  groups[lane.priority] = groups[lane.priority] or {}
+  table.insert(groups[lane.priority], lane)
+end
+
+local function rotated(items, by)
+  local out = {}
+  for i = 0, #items - 1 do out[#out + 1] = items[(i + by) % #items + 1] end
+  return out
+end
+
+local function serving_order()  -- lanes.serving_order
+  local round, place = math.floor(turn / 16), turn % 16
+  local inverted, priorities, ordered = place == 15, {}, {}
+  for priority in pairs(groups) do priorities[#priorities + 1] = priority end
+  table.sort(priorities, function(a, b) if inverted then return a > b end return a < b end)
+  local beginners = math.max(1, #priorities - 1)
+  local rotation = inverted and math.floor(round / beginners) or turn - round
+  for i, priority in ipairs(rotated(priorities, inverted and round % beginners or 0)) do
+    table.sort(groups[priority], function(a, b) return a.share < b.share end)
+    ordered[i] = rotated(groups[priority], rotation)
+  end
+  return ordered
+end
+
+-- The first `most` entries of a lane with both: those of the list marked, and all of them taken out.
+local function merged(lane, most)
+  local came = redis.call('LRANGE', lane.list, 0, most - 1)
+  local back = redis.call('ZRANGE', lane.due, 0, most - 1, 'WITHSCORES')
+  local records = #came > 0 and redis.call('HMGET', jobs, unpack(came)) or {}
+  local out, from_list, leave, c, b = {}, {}, {}, 1, 1
+  while #out < most and (came[c] or back[b]) do
+    local at = came[c] and tonumber(records[c] and string.match(records[c], '^%d+') or 0)
+    local its = back[b] and tonumber(back[b + 1])
+    if at and (not its or at < its or (at == its and came[c] < back[b])) then
+      out[#out + 1], from_list[#out + 1] = came[c], true
+      c = c + 1
+    else
+      out[#out + 1], leave[#leave + 1] = back[b], back[b]
+      b = b + 2
+    end
+  end
+  if c > 1 then redis.call('LPOP', lane.list, c - 1) end
+  if #leave > 0 then redis.call('ZREM', lane.due, unpack(leave)) end
+  return out, from_list
+end
+
+local out, written, held, budget, bytes = {}, {}, {}, limit + MOST_TRACES, 0
+local function take(id, record, row, from_list)
+  local r
+  if not record then return false end
+  if row then
+    if from_list or string.sub(row, 1, 6) ~= 'ready\t' then return false end
+    r = parsed(row)
+  else
+    r = as_enqueued(record)
+    if from_list and tonumber(r.run_at) > now then return false end
+  end
+  r.state, r.reason, r.session, r.claimed_at, r.version = 'in_flight', 'claimed', session, whole(now), whole(r.version + 1)
+  row = row_of(r)
+  written[#written + 1], written[#written + 2] = id, row
+  held[#held + 1], held[#held + 2] = id, r.version
+  out[#out + 1], out[#out + 2], out[#out + 3] = id, record, row
+  bytes = bytes + #record
+  return true
+end
+
+local function pull(lane, most)
+  local got = 0
+  while got < most and budget > 0 and bytes < MOST_BYTES do
+    local ids, from_list
+    if redis.call('ZCARD', lane.due) > 0 then
+      ids, from_list = merged(lane, most - got)
+    else
+      ids = redis.call('LPOP', lane.list, most - got)
+    end
+    if not ids or #ids == 0 then  -- whatever the count says
+      lane.waiting = 0
+      break
+    end
+    local records, states_of = redis.call('HMGET', jobs, unpack(ids)), redis.call('HMGET', states, unpack(ids))
+    for i, id in ipairs(ids) do
+      if take(id, records[i], states_of[i], not from_list or from_list[i]) then got = got + 1 end
+    end
+    budget = budget - #ids
+  end
+  lane.waiting = lane.waiting - got
+  return got
+end
+
+local taken = 0
+for _, group in ipairs(serving_order()) do  -- lanes.draw
+  local at = group
+  while #at > 0 and taken < limit and budget > 0 and bytes < MOST_BYTES do
+    local quota, more = math.ceil((limit - taken) / #at), {}
+    for _, lane in ipairs(at) do
+      local asked = math.min(quota, limit - taken)
+      if asked > 0 then
+        local got = pull(lane, asked)
+        taken = taken + got
+        if got == asked then more[#more + 1] = lane end
+      end
+    end
+    at = more
+  end
+end
+
+local left = false
+for _, group in pairs(groups) do
+  for _, lane in ipairs(group) do
+    if lane.waiting <= 0 then
+      redis.call('HDEL', lanes, lane.text)
+    else
+      left = true
+      if lane.waiting ~= lane.before then redis.call('HSET', lanes, lane.text, lane.waiting) end
+    end
+  end
+end
+if taken > 0 then
+  redis.call('HSET', states, unpack(written))
+  redis.call('HSET', KEYS[OWN_KEYS + 1], unpack(held))
+  redis.call('SADD', holders, session)
+  redis.call('HINCRBY', meta, 'waiting', -taken)
+  redis.call('HINCRBY', meta, 'in_flight', taken)
+  if redis.call('EXISTS', progress) == 1 then
+    for i = 1, #out, 3 do redis.call('HDEL', progress, out[i]) end
+  end
+end
+local due_in = -1
+if taken == limit or left then
+  due_in = 0
+  if left then wake_somebody() end
+else
+  redis.call('DEL', wake)
+  local first = redis.call('ZRANGE', later, 0, 0, 'WITHSCORES')[2]
+  if first then due_in = math.max(0, first - now) end
+end
+return {'jobs', now, due_in, unpack(out)}

@@ -1,0 +1,30 @@
+-- In front of every script of a queue. `now` is set before it; the names of the keys are locals.
+--
+-- A job is its record in `jobs`, written once: run_at, created_at, then `fixed` (retention, priority, share, key), each
+-- after a tab, a line end, what the client reads. A job that was ever more than enqueued has a row in `states`, too:
+-- state, reason, version, session, cancel asked, run_at, claimed_at, ended_at, fixed; then, opaque, what its moves wrote.
+-- Numbers are exact up to 2^53, as microseconds the year 2255.
+
+local RECORD = '^(%d+)\t(%d+)\t([^\n]*)\n'
+local ROW = '^([^\t]+)\t([^\t]+)\t(%d+)\t([^\t]*)\t(%d)\t(%d+)\t(%d*)\t(%d*)\t([^\n]*)\n(.*)$'
+local FIXED = '^(%d+)\t(%-?%d+)\t([^\t]*)\t(.*)$'
+
+local function whole(number) return string.format('%.0f', number) end
+
+local function parsed(row)
+  local r = {}
+  r.state, r.reason, r.version, r.session, r.cancel, r.run_at, r.claimed_at, r.ended_at, r.fixed, r.wrote =
+    string.match(row, ROW)
+  return r
+end
+
+local function as_enqueued(record)
+  local run_at, _, fixed = string.match(record, RECORD)
+  return {state = 'ready', reason = 'enqueued', version = '0', session = '', cancel = '0', run_at = run_at,
+          claimed_at = '', ended_at = '', fixed = fixed, wrote = ''}
+end
+
+local function row_of(r)
+  return table.concat({r.state, r.reason, r.version, r.session, r.cancel, r.run_at, r.claimed_at, r.ended_at, r.fixed},
+                      '\t') .. '\n' .. r.wrote
+end

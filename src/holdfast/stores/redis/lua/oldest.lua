@@ -1,0 +1,20 @@
+-- KEYS beyond the queue's own: for each lane its list and its `due` set. Answer: now, and when the job that was due
+-- first is or was due; -1 if none waits. Both are in the order of time; a list may begin with traces (see claim.lua).
+local oldest = tonumber(redis.call('ZRANGE', later, 0, 0, 'WITHSCORES')[2] or -1)
+local function look(run_at)
+  run_at = tonumber(run_at)
+  if run_at and (oldest < 0 or run_at < oldest) then oldest = run_at end
+end
+for i = OWN_KEYS + 1, #KEYS, 2 do
+  look(redis.call('ZRANGE', KEYS[i + 1], 0, 0, 'WITHSCORES')[2])
+  for _, id in ipairs(redis.call('LRANGE', KEYS[i], 0, 99)) do
+    if redis.call('HEXISTS', states, id) == 0 then
+      local record = redis.call('HGET', jobs, id)
+      if record then
+        look(string.match(record, '^%d+'))
+        break
+      end
+    end
+  end
+end
+return {now, oldest}

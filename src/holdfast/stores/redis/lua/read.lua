@@ -1,0 +1,12 @@
+-- ARGV: ids. Answer: id, record, row, progress of each that is there.
+local out = {}
+for _, id in ipairs(ARGV) do
+  local record = redis.call('HGET', jobs, id)
+  if record then
+    out[#out + 1] = id
+    out[#out + 1] = record
+    out[#out + 1] = redis.call('HGET', states, id)
+    out[#out + 1] = redis.call('HGET', progress, id)
+  end
+end
+return out

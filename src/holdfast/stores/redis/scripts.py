@@ -1,0 +1,85 @@
+"""The Lua scripts: one for each verb, put together from `lua/`. The names of a queue's keys are its first locals."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+AT_ONCE = 100
+"""Jobs or moves in one script: longer batches travel as several, one after the other, in one round trip. A script
+keeps every other client waiting, so it must not take more than about a millisecond."""
+CLAIMED_AT_ONCE = 250
+_CONSTANTS = {
+    "MOST_PROMOTED": 250,
+    "MOST_TRACES": 250,
+    "MOST_BYTES": 4 * 1024 * 1024,
+    "MOST_COMPLETED": 10_000,
+}
+SERVER_CLOCK = "local clock = redis.call('TIME')\nlocal now = clock[1] * 1000000 + clock[2]\n"
+"""The server's own clock, in microseconds, the same for the whole script."""
+
+_MOVING = ("jobs", "states", "later", "lanes", "meta", "holders", "cancels", "expiry", "dead", "completed", "keys",
+           "key_expiry", "wake")  # fmt: skip
+_PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "insert": (
+        ("jobs", "later", "lanes", "meta", "keys", "key_expiry", "index", "wake", "checkpoints"),
+        ("common", "wake", "insert"),
+    ),
+    "claim": (
+        ("jobs", "states", "later", "lanes", "meta", "parts", "holders", "progress", "wake"),
+        ("common", "wake", "claim"),
+    ),
+    "apply": ((*_MOVING, "parts", "index", "outbox"), ("common", "wake", "moves", "apply")),
+    "cancel": (_MOVING, ("common", "wake", "moves", "cancel")),
+    "beat": (("parts", "cancels"), ("beat",)),
+    "part": (("parts",), ("part",)),
+    "held": (("jobs", "states", "progress", "parts"), ("held",)),
+    "note": (("jobs", "states", "progress", "parts"), ("common", "note")),
+    "read": (("jobs", "states", "progress"), ("read",)),
+    "find": (("jobs", "states", "progress", "index", "dead"), ("find",)),
+    "forget": (("jobs", "states", "progress", "index", "expiry", "dead", "meta"), ("remove", "forget")),
+    "prune": (
+        ("jobs", "states", "progress", "index", "expiry", "dead", "meta", "keys", "key_expiry"),
+        ("common", "remove", "prune"),
+    ),
+    "counts": (("meta", "later"), ("common", "counts")),
+    "oldest": (("jobs", "states", "later"), ("oldest",)),
+    "pause": (("meta", "wake"), ("wake", "pause")),
+    "root": ((), ("root",)),
+    "epoch": ((), ("epoch",)),
+    "now": ((), ("now",)),
+}
+
+
+class Script(msgspec.Struct, frozen=True):
+    """One script. `keys`: which of a queue's keys come first; others may follow."""
+
+    name: str
+    keys: tuple[str, ...]
+    text: str
+    sha: str
+
+
+def load_scripts(clock: str = SERVER_CLOCK) -> dict[str, Script]:
+    """Every script by its name, with that clock."""
+    return {name: _script(name, keys, pieces, clock) for name, (keys, pieces) in _PARTS.items()}
+
+
+def _script(name: str, keys: tuple[str, ...], pieces: tuple[str, ...], clock: str) -> Script:
+    constants = {"OWN_KEYS": len(keys), **_CONSTANTS}
+    text = clock
+    if keys:
+        text += f"local {', '.join(keys)} = unpack(KEYS, 1, {len(keys)})\n"
+    bodies = [_piece(piece) for piece in pieces]
+    used = {constant: value for constant, value in constants.items() if any(constant in body for body in bodies)}
+    text += "".join(f"local {constant} = {value}\n" for constant, value in used.items())
+    text += "\n".join(bodies)
+    return Script(name, keys, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def _piece(name: str) -> str:
+    return (resources.files("holdfast.stores.redis") / "lua" / f"{name}.lua").read_text(encoding="utf-8")

@@ -1,0 +1,189 @@
+"""Sessions. The root of a session, a key of its own, decides whether it is open; each of its queues has a part that
+follows, so that claims and moves can check it where the jobs are.
+
+A queue is entered in the root before it gets its part, and a close reads the entered queues as it closes the root. So
+no part stays open that a close does not reach; and a part that was closed is never opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import SessionClosed
+from holdfast.job import Job, SessionId
+from holdfast.store import CLOSED_SESSION_KEPT, Beat, Session, SessionPage, SessionView
+from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
+from holdfast.stores.redis.layout import Layout
+from holdfast.stores.redis.records import jobs_from
+from holdfast.stores.redis.scripts import Script
+
+_HOLDERS_AT_ONCE = 100
+_QUEUE = b"queue:"
+
+
+class Sessions:
+    """The verbs about sessions."""
+
+    def __init__(self, layout: Layout, scripts: Mapping[str, Script]) -> None:
+        self._layout = layout
+        self._scripts = scripts
+
+    def _root(self, session_id: SessionId, *args: Any) -> Call:
+        return run_script(self._scripts["root"], [self._layout.root(session_id)], args)
+
+    def _call(self, name: str, queue: str, more_keys: Sequence[bytes], *args: Any) -> Call:
+        script = self._scripts[name]
+        return run_script(script, [*self._layout.of_queue(queue, script), *more_keys], args)
+
+    def _part(self, queue: str, session_id: SessionId, verb: str) -> Call:
+        return self._call("part", queue, [self._layout.heartbeat(queue, session_id)], session_id, verb)
+
+    # Opening, beating, closing.
+
+    def open(self, session: Session) -> Verb[None]:
+        """See `Store.open_session`."""
+        registry = self._layout.sessions
+        yield Batch([Call(("SADD", registry, session.id), registry)])
+        [is_open] = yield Batch([self._root(session.id, "open", session.host, session.pid, *session.queues)])
+        if is_open:
+            yield Batch([self._part(queue, session.id, "open") for queue in session.queues])
+
+    def join(self, session_id: SessionId, queue: str) -> Verb[None]:
+        """Give an open session its part in one more queue. `SessionClosed` if it is not open."""
+        [is_open] = yield Batch([self._root(session_id, "join", queue)])
+        if not is_open:
+            raise SessionClosed(f"session {session_id} is not open; it may not claim jobs")
+        yield Batch([self._part(queue, session_id, "open")])
+
+    def beat(self, session_id: SessionId, ttl: float, text: str) -> Verb[Beat]:
+        """See `Store.beat`. One round trip for the root, one for the parts."""
+        [fields] = yield Batch([self._root(session_id, "beat")])
+        if fields is None:
+            return Beat(open=False, held=0, cancel=())
+        queues = _queues_among(fields)
+        keys = {queue: self._layout.processing(queue, session_id) for queue in queues}
+        parts = yield Batch(
+            [
+                self._call(
+                    "beat",
+                    queue,
+                    [keys[queue], self._layout.heartbeat(queue, session_id)],
+                    session_id,
+                    round(ttl * 1000),
+                    text,
+                )
+                for queue in queues
+            ]
+        )
+        held = {keys[queue]: part[1] for queue, part in zip(queues, parts, strict=True)}
+        cancel = dict.fromkeys(job_id.decode() for part in parts for job_id in part[2])
+        return Beat(open=all(part[0] for part in parts), held=sum(held.values()), cancel=tuple(cancel))
+
+    def close(self, session_id: SessionId, if_beat: int | None) -> Verb[bool]:
+        """See `Store.close_session`. One that was begun before is completed."""
+        [[closed, fields]] = yield Batch([self._root(session_id, "close", "" if if_beat is None else if_beat)])
+        yield Batch([self._part(queue, session_id, "close") for queue in _queues_among(fields)])
+        return bool(closed)
+
+    # Reading.
+
+    def page(self, cursor: str | None, limit: int) -> Verb[SessionPage]:
+        """See `Store.sessions`: the registry by SSCAN, never the whole key space."""
+        registry = self._layout.sessions
+        [[after, ids]] = yield Batch([Call(("SSCAN", registry, cursor or 0, "COUNT", limit), registry)], writes=False)
+        roots = [self._layout.root(session_id.decode()) for session_id in ids]
+        found = yield Batch([Call(("HGETALL", root), root) for root in roots], writes=False)
+        views = [_view(session_id.decode(), flat) for session_id, flat in zip(ids, found, strict=True) if flat]
+        return SessionPage(tuple(views), None if after == b"0" else after.decode())
+
+    def held(self, session_id: SessionId) -> Verb[list[Job]]:
+        """See `Store.held`."""
+        root = self._layout.root(session_id)
+        [fields] = yield Batch([Call(("HKEYS", root), root)], writes=False)
+        return (yield from self._jobs_of([session_id], _queues_among(fields), 1_000_000, "held"))
+
+    def lost(self, limit: int, queues: Sequence[str], session_id: SessionId | None) -> Verb[list[Job]]:
+        """See `Store.lost`. Completes what a close has begun: its root is closed, a part of it perhaps not yet."""
+        jobs: list[Job] = []
+        for queue in queues:
+            cursor = b"0"
+            while len(jobs) < limit:
+                holders, cursor = yield from self._holders(queue, cursor, session_id)
+                yield from self._close_parts(queue, holders)
+                jobs += yield from self._jobs_of(holders, [queue], limit - len(jobs), "lost")
+                if cursor == b"0":
+                    break
+        return jobs
+
+    def _holders(self, queue: str, cursor: bytes, session_id: SessionId | None) -> Verb[tuple[list[SessionId], bytes]]:
+        if session_id is not None:
+            return [session_id], b"0"
+        holders = self._layout.key(queue, "holders")
+        command = ("SSCAN", holders, cursor, "COUNT", _HOLDERS_AT_ONCE)
+        [[after, ids]] = yield Batch([Call(command, holders)], writes=False)
+        return [holder.decode() for holder in ids], after
+
+    def _close_parts(self, queue: str, sessions: Sequence[SessionId]) -> Verb[None]:
+        roots = [self._layout.root(session_id) for session_id in sessions]
+        found = yield Batch([Call(("HGET", root, "open"), root) for root in roots], writes=False)
+        closed = [session_id for session_id, is_open in zip(sessions, found, strict=True) if is_open != b"1"]
+        yield Batch([self._part(queue, session_id, "close") for session_id in closed])
+
+    def _jobs_of(self, sessions: Sequence[SessionId], queues: Iterable[str], limit: int, which: str) -> Verb[list[Job]]:
+        found: list[Job] = []
+        if sessions:
+            for queue in queues:
+                keys = [self._layout.processing(queue, session_id) for session_id in sessions]
+                [flat] = yield Batch([self._call("held", queue, keys, limit, which, *sessions)], writes=False)
+                found += jobs_from(queue, flat)
+        return found
+
+    # Tidying.
+
+    def prune(self, limit: int) -> Verb[int]:
+        """Remove sessions that were closed long ago and hold nothing. How many."""
+        removed = 0
+        cursor: str | None = None
+        while removed < limit:
+            page = yield from self.page(cursor, _HOLDERS_AT_ONCE)
+            for view in page.sessions:
+                if not view.open and removed < limit:
+                    removed += yield from self._prune_one(view)
+            cursor = page.next
+            if cursor is None:
+                break
+        return removed
+
+    def _prune_one(self, view: SessionView) -> Verb[int]:
+        root = self._layout.root(view.id)
+        [fields] = yield Batch([Call(("HKEYS", root), root)], writes=False)
+        queues = _queues_among(fields)
+        held = [self._layout.processing(queue, view.id) for queue in queues]
+        found = yield Batch([Call(("EXISTS", key), key) for key in held], writes=False)
+        if any(found):
+            return 0
+        [gone] = yield Batch([self._root(view.id, "expire", CLOSED_SESSION_KEPT)])
+        if gone:
+            registry = self._layout.sessions
+            parts = [self._part(queue, view.id, "forget") for queue in queues]
+            yield Batch([*parts, Call(("SREM", registry, view.id), registry)])
+        return int(gone)
+
+
+def _queues_among(fields: Sequence[bytes]) -> list[str]:
+    return sorted(field[len(_QUEUE) :].decode() for field in fields if field.startswith(_QUEUE))
+
+
+def _view(session_id: SessionId, flat: Sequence[bytes]) -> SessionView:
+    root = dict(zip(flat[::2], flat[1::2], strict=True))
+    return SessionView(
+        id=session_id,
+        beat=int(root[b"beat"]),
+        open=root[b"open"] == b"1",
+        opened_at=int(root[b"opened_at"]),
+        beat_at=int(root[b"beat_at"]),
+        host=root[b"host"].decode(),
+        pid=int(root[b"pid"]),
+        queues=tuple(root[b"queues"].decode().split("\t")) if root[b"queues"] else (),
+    )

@@ -1,0 +1,282 @@
+"""What to ask a server for each verb of the port that moves jobs. Generators: they yield batches and are sent replies.
+
+A batch for one queue is one round trip; scripts over many jobs are cut (`scripts.AT_ONCE`) and travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import InvalidOption, SessionClosed, StoreError
+from holdfast.job import DEFAULT_PRIORITY, Job, JobId, Lease, NewJob
+from holdfast.lifecycle import Applied, Move
+from holdfast.store import (
+    CancelAnswer,
+    Checkpoint,
+    Claimed,
+    ClaimRequest,
+    DepthLimit,
+    Inserted,
+    InsertStatus,
+)
+from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
+from holdfast.stores.redis.layout import Layout
+from holdfast.stores.redis.records import (
+    body_of,
+    from_outbox,
+    job_from,
+    key_of,
+    lane_of,
+    move_arguments,
+    when,
+)
+from holdfast.stores.redis.scripts import AT_ONCE, CLAIMED_AT_ONCE, Script
+from holdfast.stores.redis.sessions import Sessions
+
+_NO_LIMIT = DepthLimit()
+_FIRST_GUESS = (f"{DEFAULT_PRIORITY}\t",)
+_DELIVERED_AT_ONCE = 100
+
+
+class Verbs:
+    """Used from any thread: what it remembers is a cache, and right or harmless."""
+
+    def __init__(self, layout: Layout, scripts: Mapping[str, Script]) -> None:
+        self.layout = layout
+        self.scripts = scripts
+        self.sessions = Sessions(layout, scripts)
+        self._known_queues: set[str] = set()
+        self._known_lanes: dict[str, tuple[str, ...]] = {}
+
+    def forget(self) -> None:
+        """The store was emptied or rolled back: what was known of it may be wrong."""
+        self._known_queues.clear()
+
+    def call(self, name: str, queue: str, args: Sequence[Any], more_keys: Sequence[bytes] = ()) -> Call:
+        """One script on one queue."""
+        script = self.scripts[name]
+        return run_script(script, [*self.layout.of_queue(queue, script), *more_keys], args)
+
+    # New jobs.
+
+    def insert(
+        self,
+        jobs: Sequence[NewJob],
+        limits: Mapping[str, DepthLimit] | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> Verb[list[Inserted]]:
+        """See `Store.insert`."""
+        by_queue: dict[str, list[int]] = {}
+        for at, job in enumerate(jobs):
+            by_queue.setdefault(job.queue, []).append(at)
+        if checkpoint is not None:
+            by_queue.setdefault(checkpoint.queue, [])
+        yield from self.register(by_queue)
+        calls: list[Call] = []
+        places: list[list[int]] = []
+        for queue, positions in by_queue.items():
+            limit = (limits or {}).get(queue, _NO_LIMIT)
+            cut = len(positions) or 1 if checkpoint else AT_ONCE
+            for first in range(0, len(positions) or (1 if checkpoint else 0), cut):
+                piece = positions[first : first + cut]
+                calls.append(self._insert_call(queue, [jobs[at] for at in piece], limit, checkpoint))
+                places.append(piece)
+        answers: list[Inserted | None] = [None] * len(jobs)
+        replies = yield Batch(calls, durable=True)
+        for piece, reply in zip(places, replies, strict=True):
+            if reply == b"moved" and checkpoint is not None:
+                raise checkpoint.conflict()
+            if reply == b"full":
+                return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
+            for at, answer in zip(piece, reply, strict=True):
+                answers[at] = _inserted(jobs[at].id, answer)
+        return [answer for answer in answers if answer is not None]
+
+    def _insert_call(
+        self, queue: str, jobs: Sequence[NewJob], limit: DepthLimit, checkpoint: Checkpoint | None
+    ) -> Call:
+        lanes: dict[str, int] = {}
+        args: list[Any] = ["", "", ""]
+        if checkpoint is not None:
+            was = "" if checkpoint.was is None else f"={checkpoint.was}"
+            args = [checkpoint.name, was, checkpoint.now]
+        args += ["" if depth is None else depth for depth in (limit.max_depth, limit.warn_depth)]
+        for job in jobs:
+            number = lanes.setdefault(lane_of(job), len(lanes) + 1)
+            args += (job.id, when(job), number, key_of(job), body_of(job))
+        return self.call("insert", queue, args, [self.layout.ready(queue, lane) for lane in lanes])
+
+    def register(self, queues: Mapping[str, Any]) -> Verb[None]:
+        """Make sure that the queues are found by those who look at all of them."""
+        unknown = [queue for queue in queues if queue not in self._known_queues]
+        if not unknown:
+            return
+        if (shared := self.layout.one_queue_only) is not None:
+            [others] = yield Batch([Call(("SMEMBERS", self.layout.queues), self.layout.queues)], writes=False)
+            every = {other.decode() for other in others} | set(unknown)
+            if len(every) > 1:
+                raise InvalidOption(
+                    f"the ready list {shared!r} has no {{queue}} in its name, so this store can hold one queue only, "
+                    f"not {', '.join(sorted(every))}"
+                )
+        yield Batch([Call(("SADD", self.layout.queues, *unknown), self.layout.queues)])
+        self._known_queues.update(unknown)
+
+    def queues(self) -> Verb[list[str]]:
+        """Every queue, by name."""
+        [names] = yield Batch([Call(("SMEMBERS", self.layout.queues), self.layout.queues)], writes=False)
+        return sorted(name.decode() for name in names)
+
+    # The life of a claim.
+
+    def claim(self, request: ClaimRequest) -> Verb[Claimed]:
+        """See `Store.claim`."""
+        jobs: list[Job] = []
+        now, waits = 0, []
+        for queue in request.queues:
+            if len(jobs) == request.limit:
+                break
+            try:
+                now, due_in = yield from self._claim_from(queue, request, jobs)
+            except (StoreError, SessionClosed):
+                if jobs:
+                    return Claimed(tuple(jobs), now, 0)
+                raise
+            if due_in >= 0:
+                waits.append(due_in)
+        if len(jobs) == request.limit:
+            return Claimed(tuple(jobs), now, 0)
+        return Claimed(tuple(jobs), now, min(waits) if waits else None)
+
+    def _claim_from(self, queue: str, request: ClaimRequest, jobs: list[Job]) -> Verb[tuple[int, int]]:
+        """Add the queue's jobs. The time there, and in how long the next is due, or -1."""
+        joined = False
+        while True:
+            limit = min(request.limit - len(jobs), CLAIMED_AT_ONCE)
+            [reply] = yield Batch([self._claim_call(queue, request, limit, self._known_lanes.get(queue, _FIRST_GUESS))])
+            if reply[0] == b"closed":
+                if joined:
+                    raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
+                joined = True
+                yield from self.sessions.join(request.session_id, queue)
+            elif reply[0] == b"lanes":
+                self._known_lanes[queue] = tuple({lane.decode() for lane in reply[1]})
+            elif reply[0] == b"jobs":
+                now, due_in = reply[1], reply[2]
+                jobs += [job_from(queue, *reply[at : at + 3]) for at in range(3, len(reply), 3)]
+                if len(jobs) == request.limit or due_in != 0:
+                    return now, due_in
+
+    def _claim_call(self, queue: str, request: ClaimRequest, limit: int, lanes: Sequence[str]) -> Call:
+        keys = [self.layout.processing(queue, request.session_id)]
+        for lane in lanes:
+            keys += self.lane_keys(queue, lane)
+        return self.call("claim", queue, [request.session_id, limit, request.turn, *lanes], keys)
+
+    def lane_keys(self, queue: str, lane: str) -> tuple[bytes, bytes]:
+        """The list and the `due` set of a lane ("priority, tab, share")."""
+        return self.layout.ready(queue, lane), self.layout.due(queue, lane)
+
+    def apply(self, moves: Sequence[Move]) -> Verb[list[Applied]]:
+        """See `Store.apply`."""
+        by_queue: dict[str, list[int]] = {}
+        for at, move in enumerate(moves):
+            by_queue.setdefault(move.queue, []).append(at)
+        calls: list[Call] = []
+        places: list[int] = []
+        for queue, positions in by_queue.items():
+            for first in range(0, len(positions), AT_ONCE):
+                piece = positions[first : first + AT_ONCE]
+                calls.append(self._apply_call(queue, [moves[at] for at in piece]))
+                places += piece
+        replies = yield Batch(calls)
+        answers = [Applied.GONE] * len(moves)
+        said = (Applied(answer.decode()) for reply in replies for answer in reply)
+        for at, answer in zip(places, said, strict=True):
+            answers[at] = answer
+        elsewhere = {move.queue for move in moves if any(new.queue != move.queue for new in move.then)}
+        for queue in sorted(elsewhere):
+            try:
+                yield from self.deliver(queue)
+            except StoreError:
+                break  # they are accepted; a keeper delivers them
+        return answers
+
+    def _apply_call(self, queue: str, moves: Sequence[Move]) -> Call:
+        sessions = list(dict.fromkeys(move.session_id for move in moves if move.session_id))
+        args: list[Any] = [len(sessions), *sessions]
+        for move in moves:
+            args += move_arguments(move)
+        return self.call("apply", queue, args, [self.layout.processing(queue, session) for session in sessions])
+
+    def deliver(self, queue: str) -> Verb[int]:
+        """Insert what moves left in the queue's outbox. Any process may; ids make repeating it safe. How many."""
+        outbox = self.layout.key(queue, "outbox")
+        [[_, flat]] = yield Batch([Call(("HSCAN", outbox, 0, "COUNT", _DELIVERED_AT_ONCE), outbox)], writes=False)
+        if flat:
+            yield from self.insert([from_outbox(packed) for packed in flat[1::2]])
+            yield Batch([Call(("HDEL", outbox, *flat[::2]), outbox)])
+        return len(flat) // 2
+
+    def note(self, lease: Lease, progress: bytes) -> Verb[Applied]:
+        """See `Store.note`."""
+        args = [lease.job_id, lease.session_id, lease.version, progress]
+        [answer] = yield Batch([self.call("note", lease.queue, args)])
+        return Applied(answer.decode())
+
+    # Operators and keepers.
+
+    def request_cancel(self, job_ids: Sequence[JobId]) -> Verb[list[CancelAnswer]]:
+        """See `Store.request_cancel`."""
+        answers = dict.fromkeys(range(len(job_ids)), CancelAnswer.GONE)
+        queues = yield from self.queues()
+        for first in range(0, len(job_ids), AT_ONCE):
+            piece = list(job_ids[first : first + AT_ONCE])
+            replies = yield Batch([self.call("cancel", queue, piece) for queue in queues])
+            for reply in replies:
+                for at, answer in enumerate(reply, first):
+                    if answer != b"gone":
+                        answers[at] = CancelAnswer(answer.decode())
+        return list(answers.values())
+
+    def set_paused(self, queue: str, paused: bool) -> Verb[None]:
+        """See `Store.set_paused`."""
+        yield from self.register({queue: None})
+        yield Batch([self.call("pause", queue, [int(paused)])])
+
+    def forget_jobs(self, job_ids: Sequence[JobId]) -> Verb[int]:
+        """See `Store.forget`."""
+        forgotten = 0
+        queues = yield from self.queues()
+        for first in range(0, len(job_ids), AT_ONCE):
+            piece = job_ids[first : first + AT_ONCE]
+            forgotten += sum((yield Batch([self.call("forget", queue, piece) for queue in queues])))
+        return forgotten
+
+    def prune(self, limit: int) -> Verb[int]:
+        """See `Store.prune`. Delivers what outboxes still hold, too."""
+        removed = 0
+        for queue in (yield from self.queues()):
+            yield from self.deliver(queue)
+            while removed < limit:
+                most = min(limit - removed, AT_ONCE)
+                [number] = yield Batch([self.call("prune", queue, [most])])
+                removed += number
+                if number < most:
+                    break
+        if removed < limit:
+            removed += yield from self.sessions.prune(limit - removed)
+        return removed
+
+
+def _inserted(job_id: JobId, answer: bytes) -> Inserted:
+    kind = answer[:1]
+    if kind in b"cd":
+        return Inserted(job_id, InsertStatus.CREATED, deep=kind == b"d")
+    if kind == b"f":
+        return Inserted(job_id, InsertStatus.FULL)
+    if kind == b"e":
+        return Inserted(job_id, InsertStatus.EXISTING)
+    status = InsertStatus.EXISTING if kind == b"=" else InsertStatus.KEY_CONFLICT
+    return Inserted(answer[1:].decode(), status)

@@ -1,0 +1,244 @@
+"""The wire: one connection of an event loop that all its calls share, and one that blocks its thread.
+
+Replies come in the order of the commands, so a call that nobody waits for any more does no harm: its reply is read and
+dropped. A connection on which a reply is late is closed; what was sent on it may or may not have been carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import hiredis
+import msgspec
+
+Command = tuple[Any, ...]
+_NOTHING = object()
+
+
+class Place(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class ReplyError(Exception):
+    """What the server said instead of an answer."""
+
+
+class LineFailed(Exception):
+    """No answer. `sent`: whether the server may have got the commands."""
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """How to connect. Times in seconds."""
+
+    username: str = ""
+    password: str = ""
+    db: int = 0
+    tls: ssl.SSLContext | None = None
+    dial_timeout: float = 5.0
+    read_timeout: float = 10.0
+    write_timeout: float = 10.0
+
+    def greeting(self) -> list[Command]:
+        """What to say first on a new connection."""
+        said: list[Command] = []
+        if self.password:
+            said.append(("AUTH", self.username, self.password) if self.username else ("AUTH", self.password))
+        if self.db:
+            said.append(("SELECT", self.db))
+        return said
+
+
+def packed(commands: Sequence[Command]) -> bytes:
+    """The commands as they travel."""
+    return b"".join([hiredis.pack_command(command) for command in commands])
+
+
+def _new_reader() -> hiredis.Reader:
+    return hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)
+
+
+def _refused(replies: Sequence[Any]) -> str | None:
+    return next((str(reply) for reply in replies if isinstance(reply, ReplyError)), None)
+
+
+class _Exchange:
+    __slots__ = ("answer", "count", "deadline", "replies")
+
+    def __init__(self, count: int, answer: asyncio.Future[list[Any]]) -> None:
+        self.count = count
+        self.answer = answer
+        self.replies: list[Any] = []
+        self.deadline: asyncio.TimerHandle | None = None
+
+
+class Line(asyncio.Protocol):
+    """A connection of the running event loop. Any number of calls may be under way on it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._reader = _new_reader()
+        self._under_way: deque[_Exchange] = deque()
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(cls, place: Place, access: Access) -> Line:
+        """A new connection, introduced. `LineFailed` if that does not work in time."""
+        loop = asyncio.get_running_loop()
+        line: Line | None = None
+        try:
+            async with asyncio.timeout(access.dial_timeout):
+                _, line = await loop.create_connection(
+                    lambda: cls(place),
+                    place.host,
+                    place.port,
+                    ssl=access.tls,
+                    server_hostname=place.host if access.tls else None,
+                )
+                greeting = access.greeting()
+                replies = await line.ask(greeting, access.dial_timeout) if greeting else []
+        except (OSError, TimeoutError, LineFailed) as error:
+            if line is not None:
+                line.close()
+            raise LineFailed(f"cannot connect to {place}: {str(error) or type(error).__name__}", sent=False) from error
+        if refusal := _refused(replies):
+            line.close()
+            raise ReplyError(refusal)
+        return line
+
+    async def ask(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+        """The replies, errors among them. `LineFailed` if they do not come in time."""
+        if self.closed or self._transport is None:
+            raise LineFailed(f"the connection to {self.place} is closed", sent=False)
+        exchange = _Exchange(len(commands), self._loop.create_future())
+        self._under_way.append(exchange)
+        exchange.deadline = self._loop.call_later(timeout, self._too_late, exchange)
+        self._transport.write(packed(commands))
+        return await exchange.answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101
+        self._transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _NOTHING:
+                exchange = self._under_way[0]
+                exchange.replies.append(reply)
+                if len(exchange.replies) == exchange.count:
+                    self._under_way.popleft()
+                    if exchange.deadline is not None:
+                        exchange.deadline.cancel()
+                    if not exchange.answer.done():
+                        exchange.answer.set_result(exchange.replies)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._fail(f"{self.place} does not talk as a Redis server does: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._fail(f"the connection to {self.place} was lost: {exc or 'closed by the server'}")
+
+    def _too_late(self, exchange: _Exchange) -> None:
+        self._fail(f"no answer from {self.place} within the deadline")
+
+    def _fail(self, message: str) -> None:
+        self.closed = True
+        while self._under_way:
+            exchange = self._under_way.popleft()
+            if exchange.deadline is not None:
+                exchange.deadline.cancel()
+            if not exchange.answer.done() and not self._loop.is_closed():
+                exchange.answer.set_exception(LineFailed(message, sent=True))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close it, whatever is under way. To be called on its event loop, or when that has ended."""
+        self.closed = True
+        if self._transport is not None and not self._loop.is_closed():
+            self._transport.abort()
+
+
+class BlockingLine:
+    """A connection that one thread uses at a time."""
+
+    def __init__(self, place: Place, access: Access) -> None:
+        self.place = place
+        self._reader = _new_reader()
+        self._access = access
+        try:
+            self._socket = socket.create_connection(place, timeout=access.dial_timeout)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if access.tls is not None:
+                self._socket = access.tls.wrap_socket(self._socket, server_hostname=place.host)
+        except OSError as error:
+            raise LineFailed(f"cannot connect to {place}: {error}", sent=False) from error
+        if greeting := access.greeting():
+            try:
+                replies = self.ask(greeting, access.dial_timeout)
+            except LineFailed as error:
+                raise LineFailed(str(error), sent=False) from error
+            if refusal := _refused(replies):
+                self.close()
+                raise ReplyError(refusal)
+
+    def ask(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+        """As `Line.ask`. After a failure the connection is closed."""
+        replies: list[Any] = []
+        try:
+            self._socket.settimeout(self._access.write_timeout)
+            self._socket.sendall(packed(commands))
+            self._socket.settimeout(timeout)
+            while len(replies) < len(commands):
+                while (reply := self._reader.gets()) is _NOTHING:
+                    data = self._socket.recv(65536)
+                    if not data:
+                        raise OSError("closed by the server")
+                    self._reader.feed(data)
+                replies.append(reply)
+        except (OSError, hiredis.ProtocolError) as error:
+            self.close()
+            raise LineFailed(f"no answer from {self.place}: {error}", sent=True) from error
+        except BaseException:
+            self.close()  # interrupted: a reply may still be on its way
+            raise
+        return replies
+
+    def is_alive(self) -> bool:
+        """Whether it can be used: the server has sent nothing, such as the end of the connection."""
+        try:
+            self._socket.settimeout(0)
+            self._socket.recv(1)  # b"": closed; anything else: nobody asked for it
+            return False
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
