@@ -48,6 +48,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "counts": (("meta", "later"), ("common", "counts")),
     "oldest": (("jobs", "states", "later"), ("oldest",)),
     "pause": (("meta", "wake"), ("wake", "pause")),
+    "pass_on": (("meta", "lanes", "later", "wake"), ("wake", "pass_on")),
     "root": ((), ("root",)),
     "epoch": ((), ("epoch",)),
     "now": ((), ("now",)),

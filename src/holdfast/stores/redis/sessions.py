@@ -43,11 +43,12 @@ class Sessions:
 
     def open(self, session: Session) -> Verb[None]:
         """See `Store.open_session`."""
-        registry = self._layout.sessions
-        yield Batch([Call(("SADD", registry, session.id), registry)])
         [is_open] = yield Batch([self._root(session.id, "open", session.host, session.pid, *session.queues)])
         if is_open:
-            yield Batch([self._part(queue, session.id, "open") for queue in session.queues])
+            registry = self._layout.sessions
+            # Entered after the root is there, so that an entry without a root is one whose time is over.
+            entry = Call(("SADD", registry, session.id), registry)
+            yield Batch([entry, *(self._part(queue, session.id, "open") for queue in session.queues)])
 
     def join(self, session_id: SessionId, queue: str) -> Verb[None]:
         """Give an open session its part in one more queue. `SessionClosed` if it is not open."""
@@ -56,7 +57,7 @@ class Sessions:
             raise SessionClosed(f"session {session_id} is not open; it may not claim jobs")
         yield Batch([self._part(queue, session_id, "open")])
 
-    def beat(self, session_id: SessionId, ttl: float, text: str) -> Verb[Beat]:
+    def beat(self, session_id: SessionId, ttl: float) -> Verb[Beat]:
         """See `Store.beat`. One round trip for the root, one for the parts."""
         [fields] = yield Batch([self._root(session_id, "beat")])
         if fields is None:
@@ -71,7 +72,6 @@ class Sessions:
                     [keys[queue], self._layout.heartbeat(queue, session_id)],
                     session_id,
                     round(ttl * 1000),
-                    text,
                 )
                 for queue in queues
             ]
@@ -90,12 +90,17 @@ class Sessions:
 
     def page(self, cursor: str | None, limit: int) -> Verb[SessionPage]:
         """See `Store.sessions`: the registry by SSCAN, never the whole key space."""
+        entries, after = yield from self._entries(cursor, limit)
+        return SessionPage(tuple(_view(session_id, flat) for session_id, flat in entries if flat), after)
+
+    def _entries(self, cursor: str | None, limit: int) -> Verb[tuple[list[tuple[SessionId, list[bytes]]], str | None]]:
+        """Some sessions of the registry, each with its root, if it has one, and where the next page begins."""
         registry = self._layout.sessions
-        [[after, ids]] = yield Batch([Call(("SSCAN", registry, cursor or 0, "COUNT", limit), registry)], writes=False)
-        roots = [self._layout.root(session_id.decode()) for session_id in ids]
-        found = yield Batch([Call(("HGETALL", root), root) for root in roots], writes=False)
-        views = [_view(session_id.decode(), flat) for session_id, flat in zip(ids, found, strict=True) if flat]
-        return SessionPage(tuple(views), None if after == b"0" else after.decode())
+        [[after, found]] = yield Batch([Call(("SSCAN", registry, cursor or 0, "COUNT", limit), registry)], writes=False)
+        ids = [session_id.decode() for session_id in found]
+        roots = [self._layout.root(session_id) for session_id in ids]
+        flats = yield Batch([Call(("HGETALL", root), root) for root in roots], writes=False)
+        return list(zip(ids, flats, strict=True)), None if after == b"0" else after.decode()
 
     def held(self, session_id: SessionId) -> Verb[list[Job]]:
         """See `Store.held`."""
@@ -146,28 +151,23 @@ class Sessions:
         removed = 0
         cursor: str | None = None
         while removed < limit:
-            page = yield from self.page(cursor, _HOLDERS_AT_ONCE)
-            for view in page.sessions:
-                if not view.open and removed < limit:
-                    removed += yield from self._prune_one(view)
-            cursor = page.next
+            entries, cursor = yield from self._entries(cursor, _HOLDERS_AT_ONCE)
+            for session_id, root in entries:
+                if removed < limit and (not root or not _view(session_id, root).open):
+                    removed += yield from self._prune_one(session_id, _queues_among(root[::2]))
             if cursor is None:
                 break
         return removed
 
-    def _prune_one(self, view: SessionView) -> Verb[int]:
-        root = self._layout.root(view.id)
-        [fields] = yield Batch([Call(("HKEYS", root), root)], writes=False)
-        queues = _queues_among(fields)
-        held = [self._layout.processing(queue, view.id) for queue in queues]
+    def _prune_one(self, session_id: SessionId, queues: Sequence[str]) -> Verb[int]:
+        held = [self._layout.processing(queue, session_id) for queue in queues]
         found = yield Batch([Call(("EXISTS", key), key) for key in held], writes=False)
         if any(found):
             return 0
-        [gone] = yield Batch([self._root(view.id, "expire", CLOSED_SESSION_KEPT)])
+        [gone] = yield Batch([self._root(session_id, "expire", CLOSED_SESSION_KEPT)])
         if gone:
-            registry = self._layout.sessions
-            parts = [self._part(queue, view.id, "forget") for queue in queues]
-            yield Batch([*parts, Call(("SREM", registry, view.id), registry)])
+            strike_off = Call(("SREM", self._layout.sessions, session_id), self._layout.sessions)
+            yield Batch([*(self._part(queue, session_id, "forget") for queue in queues), strike_off])
         return int(gone)
 
 

@@ -241,7 +241,7 @@ class RedisStore:
         `StoreReplaced` once, when the store was emptied or rolled back since: the session is closed then, so that what
         it holds by old leases cannot be mixed up with what is claimed from now on.
         """
-        beat = await self._run(self._verbs.sessions.beat(session_id, self._tuning.heartbeat_ttl, "alive"))
+        beat = await self._run(self._verbs.sessions.beat(session_id, self._tuning.heartbeat_ttl))
         if beat.open:
             await self._compare_epoch(session_id)
         return beat
@@ -354,7 +354,7 @@ class RedisStore:
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`."""
         await self._run(reading.now(self._verbs))
-        waiting = Waiting(self._connections, self._verbs.layout, self._hub, block=self._tuning.block, ports=self._ports)
+        waiting = Waiting(self._connections, self._verbs, self._hub, block=self._tuning.block, ports=self._ports)
         blocked = asyncio.ensure_future(waiting.run(queues))
         try:
             async for wakeup in self._hub.waiting(queues):

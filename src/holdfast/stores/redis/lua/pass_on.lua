@@ -1,0 +1,6 @@
+-- For who has taken the token: if it leaves due jobs behind, somebody else is to have it. Answer: 1 if so.
+if redis.call('HGET', meta, 'paused') then return 0 end
+local first = redis.call('ZRANGE', later, 0, 0, 'WITHSCORES')[2]
+if redis.call('HLEN', lanes) == 0 and not (first and tonumber(first) <= now) then return 0 end
+wake_somebody()
+return 1
