@@ -17,6 +17,7 @@ from benchmarks import (
     postgres_drivers,
     postgres_snapshot,
     redis_backlog,
+    redis_designs,
     redis_memory,
     sqlite_backlog,
     sqlite_enqueue,
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "postgres-designs": postgres_designs.run,
     "redis-backlog": redis_backlog.run,
     "redis-memory": redis_memory.run,
+    "redis-designs": redis_designs.run,
 }
 
 
