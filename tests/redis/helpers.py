@@ -11,7 +11,7 @@ from holdfast.config import Settings
 from holdfast.ports import SYSTEM, Ports
 from holdfast.stores import open_store
 from holdfast.stores.redis import RedisStore
-from holdfast.stores.redis.scripts import load_scripts
+from holdfast.stores.redis.scripts import SERVER_CLOCK, load_scripts
 
 T = TypeVar("T")
 
@@ -35,6 +35,11 @@ def with_clock(store: RedisStore, clock: str) -> RedisStore:
     """The same store, its scripts with that clock: Lua that sets `now`."""
     store._verbs.scripts.update(load_scripts(clock))  # type: ignore[attr-defined]
     return store
+
+
+def later_by(store: RedisStore, microseconds: int) -> RedisStore:
+    """The same store, on a server that is so much later."""
+    return with_clock(store, f"{SERVER_CLOCK}now = now + {microseconds}\n")
 
 
 def empty(url: str, namespace: str) -> None:

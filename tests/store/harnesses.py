@@ -15,12 +15,13 @@ from holdfast.ports import Ports, microseconds
 from holdfast.store import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.redis import RedisStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from holdfast.testing.suite import Harness
 from tests.mysql.helpers import sql, store_at
 from tests.postgres.helpers import Database, Travel
-from tests.redis.helpers import outside, with_clock
+from tests.redis.helpers import later_by, outside
 from tests.redis.helpers import store_at as redis_store_at
 
 
@@ -144,35 +145,29 @@ class MysqlHarness(Harness):
 
 
 class RedisHarness(Harness):
-    """A namespace of its own on a real server or cluster. `travels`: time passes by setting the server's clock, as the
-    scripts see it; only for one server.
-    """
+    """A namespace of its own on a real server or cluster. Time passes by setting the clock that its scripts read."""
 
-    def __init__(self, url: str, namespace: str, *, direct: str, travels: bool = False) -> None:
+    def __init__(self, url: str, namespace: str, *, direct: str) -> None:
         self.url = f"{url}?namespace={namespace}"
         self.namespace = namespace
-        self.step = 10.0 if travels else 0.25
         self._client = outside(direct)
-        self._travels = travels
-        self._clock = (
-            "local clock = redis.call('TIME')\n"
-            f"local now = clock[1] * 1000000 + clock[2] + (redis.call('GET', '{namespace}:travel') or 0)\n"
-        )
+        self._passed = 0
+        self._opened: list[RedisStore] = []
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Store]:
-        store = redis_store_at(self.url)
-        async with with_clock(store, self._clock) if self._travels else store as opened:
-            yield opened
+        store = later_by(redis_store_at(self.url), self._passed)
+        self._opened.append(store)
+        async with store:
+            yield store
 
     def second(self) -> contextlib.AbstractAsyncContextManager[Store]:
         return self.open()
 
     async def pass_time(self, seconds: float) -> None:
-        if self._travels:
-            self._client.incrby(f"{self.namespace}:travel", microseconds(seconds))
-        else:
-            await asyncio.sleep(seconds)
+        self._passed += microseconds(seconds)
+        for store in self._opened:
+            later_by(store, self._passed)
 
     async def erase_session(self, session_id: SessionId) -> None:
         self._client.delete(f"{self.namespace}:session:{session_id}")

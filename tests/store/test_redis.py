@@ -16,4 +16,4 @@ NAMESPACE = "suite"
 @pytest.fixture
 def harness(redis_server: RedisServer) -> Harness:
     empty(redis_server.url, NAMESPACE)
-    return RedisHarness(redis_server.url, NAMESPACE, direct=redis_server.url, travels=True)
+    return RedisHarness(redis_server.url, NAMESPACE, direct=redis_server.url)

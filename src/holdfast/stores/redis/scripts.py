@@ -11,7 +11,7 @@ import msgspec
 AT_ONCE = 100
 """Jobs or moves in one script: longer batches travel as several, one after the other, in one round trip. A script
 keeps every other client waiting, so it must not take more than about a millisecond."""
-CLAIMED_AT_ONCE = 250
+CLAIMED_AT_ONCE = 150
 _CONSTANTS = {
     "MOST_PROMOTED": 250,
     "MOST_TRACES": 250,
@@ -34,6 +34,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "apply": ((*_MOVING, "parts", "index", "outbox"), ("common", "wake", "moves", "apply")),
     "cancel": (_MOVING, ("common", "wake", "moves", "cancel")),
+    "bury": (_MOVING, ("common", "wake", "moves", "bury")),
     "beat": (("parts", "cancels"), ("beat",)),
     "part": (("parts",), ("part",)),
     "held": (("jobs", "states", "progress", "parts"), ("held",)),
