@@ -10,6 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
-from holdfast.stores.redis.faults import Remedy, redirection, remedy_for, unavailable
+from holdfast.stores.redis.faults import Remedy, ended_midway, redirection, remedy_for, unavailable
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redis.topology import Pause, Result, Send, Topology
 from holdfast.stores.redis.wire import Access, BlockingLine, Command, Line, LineFailed, Place, ReplyError
@@ -76,19 +77,21 @@ class Confirmation(msgspec.Struct, frozen=True):
 class Dispatcher:
     """Decides what to send where, and what to do about errors."""
 
-    def __init__(self, topology: Topology, *, max_retries: int, ports: Ports) -> None:
+    def __init__(self, topology: Topology, *, max_retries: int, patience: float, ports: Ports) -> None:
         self.topology = topology
         self.confirmation: Confirmation | None = None
         self._max_retries = max_retries
+        self._patience = patience
         self._ports = ports
 
     def execute(self, batch: Batch) -> Generator[list[Send] | Pause, list[Result], list[Any]]:
-        """The replies to the calls, in their order.
+        """The replies to the calls, in their order. Who has waited for as long as one answer may take tries no more.
 
         `StoreUnavailable` if none was carried out, `OutcomeUnknown` if one that writes may have been.
         """
         attempt = _Attempt(batch, self.topology, self.confirmation if batch.durable else None)
         retries = redirections = 0
+        deadline = self._ports.clock.monotonic() + self._patience
         while attempt.open:
             trouble: StoreError | None = None
             try:
@@ -104,7 +107,8 @@ class Dispatcher:
                     raise attempt.failure(StoreUnavailable(f"the nodes of {self.topology.shown} point to each other"))
                 continue
             retries += 1
-            if retries > self._max_retries or not attempt.may_repeat:
+            late = self._ports.clock.monotonic() >= deadline
+            if retries > self._max_retries or late or not attempt.may_repeat:
                 raise attempt.failure(trouble)
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**retries)
             yield Pause(pause * (0.5 + self._ports.random.fraction()))
@@ -125,6 +129,7 @@ class _Attempt:
         self.open = list(range(len(batch.calls)))
         self.may_repeat = True
         self._written = False
+        self._fatal: StoreError | None = None
 
     def routed(self) -> Generator[list[Send] | Pause, list[Result], list[Send]]:
         """What to send for the calls that have no answer yet."""
@@ -159,21 +164,30 @@ class _Attempt:
         return Send(place, [*commands, self._confirmation.command], apart=True)
 
     def take(self, results: Sequence[Result]) -> StoreError | None:
-        """Keep the answers. What is in the way of the others, if it is more than a wrong address or a lost script."""
+        """Keep the answers. What is in the way of the others, if it is more than a wrong address or a lost script.
+
+        Every answer is looked at before an error is raised: it depends on whether any of them has written.
+        """
         trouble: StoreError | None = None
-        self.open = []
+        unconfirmed: StoreError | None = None
+        self.open, self._fatal = [], None
         for (place, calls), result in zip(self._sent, results, strict=True):
             if isinstance(result, ReplyError):  # to the greeting
-                raise self.failure(unavailable(result, place))
+                self._fatal = unavailable(result, place)
+                continue
             if isinstance(result, LineFailed):
-                trouble = self._lost(place, calls, result)
+                trouble = self._lost(calls, result)
                 continue
             missing = self._confirmation.missing(result.pop()) if self._confirmation else None
             for at, reply in self._without_asking(calls, result):
                 trouble = self._take_one(at, reply, place) or trouble
-            if missing and not trouble:
-                raise OutcomeUnknown(f"it was written to {place}, but not confirmed: {missing}")
+            if missing and self._written:
+                unconfirmed = OutcomeUnknown(f"it was written to {place}, but not confirmed: {missing}")
         self.open.sort()
+        if self._fatal is not None:
+            raise self.failure(self._fatal)
+        if unconfirmed is not None and trouble is None:
+            raise unconfirmed
         return trouble
 
     def _without_asking(self, calls: list[int], replies: list[Any]) -> list[tuple[int, Any]]:
@@ -186,12 +200,12 @@ class _Attempt:
             told.append((at, next(rest)))
         return told
 
-    def _lost(self, place: Place, calls: list[int], failed: LineFailed) -> StoreError:
+    def _lost(self, calls: list[int], failed: LineFailed) -> StoreError:
         self._topology.doubt()
         self.open += calls
         if failed.sent and self._batch.writes:
             self._written, self.may_repeat = True, False
-        return StoreUnavailable(f"{failed}. Nothing was written")
+        return StoreUnavailable(str(failed))
 
     def _take_one(self, at: int, reply: Any, place: Place) -> StoreError | None:
         if not isinstance(reply, ReplyError) or self._batch.calls[at].may_fail:
@@ -200,14 +214,16 @@ class _Attempt:
             return None
         remedy = remedy_for(reply)
         if remedy is Remedy.FATAL:
-            raise self.failure(unavailable(reply, place))
+            self._written = self._written or (self._batch.writes and ended_midway(reply))
+            self._fatal = unavailable(reply, place)
+            return None
         self.open.append(at)
         script = self._batch.calls[at].script
         if remedy is Remedy.RELOAD and script is not None:
             self._with_text.add(script.sha)
             return None
         if remedy is Remedy.REDIRECT:
-            slot, to = redirection(reply)
+            slot, to = redirection(reply, place)
             if str(reply).startswith("ASK "):
                 self._asking[at] = to
             else:
@@ -219,9 +235,11 @@ class _Attempt:
 
     def failure(self, trouble: StoreError) -> StoreError:
         """The error for the batch as a whole."""
-        if self._written and isinstance(trouble, StoreUnavailable):
+        if not isinstance(trouble, StoreUnavailable):
+            return trouble
+        if self._written:
             return OutcomeUnknown(f"the write may or may not have happened: {trouble}")
-        return trouble
+        return StoreUnavailable(f"{trouble}. Nothing was written")
 
 
 class _OfLoop:
@@ -370,8 +388,9 @@ class Connections:
     def warm_up(self, place: Place, number: int) -> None:
         """Open so many blocking connections to the server, for calls to come."""
         idle = self._idle.setdefault((place, False), [])
-        while len(idle) < min(number, self._pool_size):
-            idle.append(BlockingLine(place, self.access))
+        with suppress(LineFailed, ReplyError):  # whoever needs one opens it, and is told
+            while len(idle) < min(number, self._pool_size):
+                idle.append(BlockingLine(place, self.access))
 
     # The end.
 

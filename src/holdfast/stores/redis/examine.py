@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from holdfast.store import Finding, Verdict, oldest_ready
 from holdfast.stores.redis.dispatch import Batch, Call, Dispatcher, Verb
-from holdfast.stores.redis.opening import FIRST_WITH_WAITAOF, inspect, version_of
+from holdfast.stores.redis.opening import FIRST_WITH_WAITAOF, UNKNOWN, inspect, setting, version_of
 from holdfast.stores.redis.verbs import Verbs
-from holdfast.stores.redis.wire import Place
 
 _ALMOST_FULL = 0.8
-_UNKNOWN = "unknown"
 
 Info = dict[str, str]
 
@@ -19,7 +17,7 @@ Info = dict[str, str]
 def examine(dispatcher: Dispatcher, verbs: Verbs, durability: str) -> Verb[list[Finding]]:
     """Everything that is found, the first about what an accepted job survives. On a cluster: at its weakest node."""
     infos = yield from inspect(dispatcher)
-    fsyncs = yield from _setting("appendfsync", dispatcher.topology.masters())
+    fsyncs = yield from setting("appendfsync", dispatcher.topology.masters())
     oldest = yield from _oldest_ready(verbs)
     return [
         *_durability(infos, fsyncs, durability),
@@ -29,13 +27,6 @@ def examine(dispatcher: Dispatcher, verbs: Verbs, durability: str) -> Verb[list[
         _saving(infos),
         oldest,
     ]
-
-
-def _setting(name: str, places: Sequence[Place]) -> Verb[list[str]]:
-    """A setting of each server, or `_UNKNOWN` if this user may not read it."""
-    calls = [Call(("CONFIG", "GET", name), place=place, may_fail=True) for place in places]
-    replies = yield Batch(calls, writes=False)
-    return [reply[1].decode() if isinstance(reply, list) and len(reply) == 2 else _UNKNOWN for reply in replies]
 
 
 def _durability(infos: Sequence[Info], fsyncs: Sequence[str], durability: str) -> list[Finding]:
@@ -78,7 +69,7 @@ def _durability(infos: Sequence[Info], fsyncs: Sequence[str], durability: str) -
 
 def _fsync(fsyncs: Sequence[str], waits_for_disk: bool) -> Finding:
     value = "/".join(sorted(set(fsyncs)))
-    if _UNKNOWN in fsyncs:
+    if UNKNOWN in fsyncs:
         return Finding("appendfsync", "hidden from this user", Verdict.WEAK, "let it run CONFIG GET appendfsync")
     if "no" in fsyncs:
         return Finding("appendfsync", value, Verdict.WEAK, "set appendfsync everysec: the system flushes when it likes")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from holdfast.errors import StoreUnavailable
 from holdfast.stores.redis.wire import Place, ReplyError
 
 
+_IN_A_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
+"""How servers before 7.0 wrap the error of a command that a script gave."""
+_BEFORE_THE_FIRST_WRITE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "NOSCRIPT", "BUSY", "LOADING"})
+
+
 class Remedy(Enum):
-    """What to do about an error. In every case the command was not carried out."""
+    """What to do about an error. In every case the command was not carried out (but see `ended_midway`)."""
 
     RETRY = "retry"
     """The server will be able to in a moment."""
@@ -53,17 +59,30 @@ def remedy_for(error: ReplyError) -> Remedy:
 
 def unavailable(error: ReplyError, place: Place) -> StoreUnavailable:
     """The error of our tree for a command that the server refused."""
-    advice = REMEDIES.get(_code(error), (Remedy.FATAL, ""))[1]
     said = str(error).partition("\n")[0][:200]
-    return StoreUnavailable(f"Redis at {place} says {said!r}{': ' if advice else ''}{advice}. Nothing was written")
+    return StoreUnavailable(f"Redis at {place} says {said!r}{advice_for(error)}")
 
 
-def redirection(error: ReplyError) -> tuple[int, Place]:
-    """The slot and the node that a MOVED or ASK names."""
+def advice_for(error: ReplyError) -> str:
+    """What to do about it, to be put behind what the server said."""
+    advice = REMEDIES.get(_code(error), (Remedy.FATAL, ""))[1]
+    return f": {advice}" if advice else ""
+
+
+def ended_midway(error: ReplyError) -> bool:
+    """Whether a script met something that is not as we left it, perhaps after its first writes: they stay."""
+    return "user_script" in str(error) and _code(error) not in _BEFORE_THE_FIRST_WRITE
+
+
+def redirection(error: ReplyError, asked: Place) -> tuple[int, Place]:
+    """The slot and the node that a MOVED or ASK of that node names. One without a host is where the asked one is."""
     _, slot, where = str(error).split()[:3]
     host, _, port = where.rpartition(":")
-    return int(slot), Place(host, int(port))
+    return int(slot), Place(host or asked.host, int(port))
 
 
 def _code(error: ReplyError) -> str:
-    return str(error).partition(" ")[0]
+    if "The user executing the script can't" in str(error):  # 7.0 says so without a code
+        return "NOPERM"
+    wrapped = _IN_A_SCRIPT.findall(str(error)) if str(error).startswith("ERR ") else []
+    return wrapped[-1] if wrapped else str(error).partition(" ")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -11,9 +11,11 @@ from holdfast.errors import InvalidOption, StoreUnavailable, UnsafeStore
 from holdfast.stores.redis.dispatch import Batch, Call, Confirmation, Dispatcher, Verb, run_script
 from holdfast.stores.redis.layout import Layout, Names
 from holdfast.stores.redis.scripts import Script
+from holdfast.stores.redis.wire import Place
 
 OLDEST = (6, 2)
 FIRST_WITH_WAITAOF = (7, 2)
+UNKNOWN = "unknown"
 
 
 def information(reply: bytes) -> dict[str, str]:
@@ -59,7 +61,7 @@ def settle_layout(layout: Layout, names: Names | None, *, create: bool, where: s
         if not create:
             raise StoreUnavailable(f"there is no Holdfast store {layout.namespace!r} at {where}")
         chosen = msgspec.json.encode(names or Names())
-        yield Batch([Call(("SET", layout.layout, chosen, "NX"), layout.layout)])
+        yield Batch([Call(("SET", layout.layout, chosen, "NX"), layout.layout)], writes=False)  # may be repeated
         [kept] = yield Batch([Call(("GET", layout.layout), layout.layout)], writes=False)
     found = msgspec.json.decode(kept, type=Names)
     if names is not None and names != found:
@@ -76,17 +78,39 @@ def present_epoch(layout: Layout) -> Verb[tuple[str, int]]:
     return (found.decode(), int(count or 0)) if found else ("", 0)
 
 
-def epoch(layout: Layout, scripts: Mapping[str, Script], expected: str, fresh: str) -> Verb[tuple[str, int]]:
+def epoch(
+    layout: Layout, scripts: Mapping[str, Script], expected: str, fresh: str, *, anew: bool = False
+) -> Verb[tuple[str, int]]:
     """The store's epoch: its id and counter, which rises with every call. '' and 0 if it is not the one expected.
 
-    `fresh`: the id to give it if it has none.
+    `fresh`: the id to give it if it has none, or `anew`, if it still has the one expected: whoever else expects that
+    one hears of it. Others may have been faster; theirs is answered then.
     """
-    [[found, count]] = yield Batch([run_script(scripts["epoch"], [layout.epoch], [expected, fresh])])
+    # A counter that rises once more than it had to is no harm: it may be repeated.
+    args = [expected, fresh, "anew" if anew else ""]
+    [[found, count]] = yield Batch([run_script(scripts["epoch"], [layout.epoch], args)], writes=False)
     return found.decode(), count
 
 
-def confirmation(durability: str, infos: list[dict[str, str]], patience: float) -> Confirmation | None:
-    """How to make sure that what was written is safe. `UnsafeStore` if the server has no way to say so."""
+def keep_layout(layout: Layout) -> Verb[None]:
+    """Write down the names in use, if the store was emptied and does not know them any more."""
+    chosen = msgspec.json.encode(layout.names)
+    yield Batch([Call(("SET", layout.layout, chosen, "NX"), layout.layout)], writes=False)
+
+
+def setting(name: str, places: Sequence[Place]) -> Verb[list[str]]:
+    """A setting of each server, or `UNKNOWN` if this user may not read it."""
+    calls = [Call(("CONFIG", "GET", name), place=place, may_fail=True) for place in places]
+    replies = yield Batch(calls, writes=False)
+    return [reply[1].decode() if isinstance(reply, list) and len(reply) == 2 else UNKNOWN for reply in replies]
+
+
+def confirmation(
+    durability: str, infos: Sequence[Mapping[str, str]], masters: Sequence[Place], patience: float
+) -> Verb[Confirmation | None]:
+    """How to make sure that what was written is safe; None if every answer already says so. `UnsafeStore` if the
+    server has no way to say so.
+    """
     milliseconds = round(patience * 1000)
     if durability == "replicas":
         if any(int(info.get("connected_slaves", "0")) == 0 for info in infos):
@@ -96,6 +120,20 @@ def confirmation(durability: str, infos: list[dict[str, str]], patience: float) 
         if any(info.get("aof_enabled", "0") != "1" for info in infos):
             raise UnsafeStore("durability=aof needs appendonly yes, and a server has it off")
         if any(version_of(info) < FIRST_WITH_WAITAOF for info in infos):
+            yield from _require_fsync(masters)
             return None
         return Confirmation(("WAITAOF", 1, 0, milliseconds), 1, "it was not on disk")
     return None
+
+
+def _require_fsync(masters: Sequence[Place]) -> Verb[None]:
+    """Before WAITAOF there was no other way than to let the server flush before each answer."""
+    found = yield from setting("appendfsync", masters)
+    for place, fsync in zip(masters, found, strict=True):
+        if fsync == "always":
+            continue
+        seen = "hides its appendfsync from this user" if fsync == UNKNOWN else f"has appendfsync {fsync}"
+        advice = "let it run CONFIG GET appendfsync" if fsync == UNKNOWN else "set appendfsync always"
+        raise UnsafeStore(
+            f"durability=aof needs WAITAOF, which Redis 7.2 brought, or appendfsync always, and {place} {seen}: {advice}"
+        )

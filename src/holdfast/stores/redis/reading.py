@@ -5,11 +5,12 @@ where it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from holdfast.job import Job, JobId
 from holdfast.store import JobQuery, Page, QueueCounts
 from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
-from holdfast.stores.redis.records import jobs_from
+from holdfast.stores.redis.records import jobs_to_show
 from holdfast.stores.redis.verbs import Verbs
 
 _LOOKED_AT = 250
@@ -21,7 +22,7 @@ def get(verbs: Verbs, job_id: JobId) -> Verb[Job | None]:
     """See `Store.get`."""
     queues = yield from verbs.queues()
     replies = yield Batch([verbs.call("read", queue, [job_id]) for queue in queues], writes=False)
-    return next((job for queue, flat in zip(queues, replies, strict=True) for job in jobs_from(queue, flat)), None)
+    return next(iter(_shown(verbs, queues, replies)), None)
 
 
 def find(verbs: Verbs, query: JobQuery) -> Verb[Page]:
@@ -46,13 +47,24 @@ def _look(verbs: Verbs, queues: Sequence[str], query: JobQuery, below: str) -> V
     args = [below, min(query.limit + 1, _LOOKED_AT), _LOOKED_AT, states]
     replies = yield Batch([verbs.call("find", queue, args) for queue in queues], writes=False)
     floor = max((reply[0].decode() for reply in replies), default="")
-    jobs = [job for queue, reply in zip(queues, replies, strict=True) for job in jobs_from(queue, reply[1:])]
+    jobs = _shown(verbs, queues, [reply[1:] for reply in replies])
     matching = [
         job
         for job in jobs
-        if job.id >= floor and query.task in (None, job.task) and query.correlation_id in (None, job.correlation_id)
+        if job.id >= floor
+        and (not query.states or job.state in query.states)
+        and query.task in (None, job.task)
+        and query.correlation_id in (None, job.correlation_id)
     ]
     return sorted(matching, key=lambda job: job.id, reverse=True), floor
+
+
+def _shown(verbs: Verbs, queues: Sequence[str], replies: Sequence[Any]) -> list[Job]:
+    return [
+        job
+        for queue, flat in zip(queues, replies, strict=True)
+        for job in jobs_to_show(queue, flat, verbs.layout.key(queue, "jobs"))
+    ]
 
 
 def counts(verbs: Verbs) -> Verb[list[QueueCounts]]:

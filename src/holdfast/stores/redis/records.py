@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.failures import Failure, append_failures
 from holdfast.job import Job, Key, NewJob, Reason, State
 from holdfast.lifecycle import Move
 
@@ -120,6 +121,7 @@ def job_from(queue: str, job_id: bytes, record: bytes, row: bytes | None, progre
     fields, description, payload = record.split(b"\n", 2)
     run_at, created_at, retention, priority, share, key = fields.decode().split("\t", 5)
     about = _decode_json(description)
+    due = int(run_at)
     state, reason, version = State.READY, Reason.ENQUEUED, 0
     session = claimed_at = ended_at = ""
     cancel_asked = False
@@ -129,8 +131,8 @@ def job_from(queue: str, job_id: bytes, record: bytes, row: bytes | None, progre
         (its_state, its_reason, its_version, its_session, cancel, its_run_at, its_claimed_at, its_ended_at) = (
             head.split(b"\t", 8)[:8]
         )
-        state, reason, version = _STATES[its_state], _REASONS[its_reason], int(its_version)
-        session, run_at = its_session.decode(), its_run_at.decode()
+        state, reason, version = _STATES[its_state], _REASONS.get(its_reason, Reason.ENQUEUED), int(its_version)
+        session, due = its_session.decode(), int(its_run_at)
         claimed_at, ended_at = its_claimed_at.decode(), its_ended_at.decode()
         cancel_asked = cancel == b"1"
         if wrote:
@@ -145,7 +147,7 @@ def job_from(queue: str, job_id: bytes, record: bytes, row: bytes | None, progre
         priority=int(priority),
         state=state,
         reason=reason,
-        run_at=int(run_at),
+        run_at=due,
         created_at=int(created_at),
         version=version,
         session_id=session or None,
@@ -167,9 +169,69 @@ def job_from(queue: str, job_id: bytes, record: bytes, row: bytes | None, progre
     )
 
 
-def jobs_from(queue: str, flat: Sequence[Any]) -> list[Job]:
-    """The jobs of a reply that lists id, record, row and progress of each."""
-    return [
-        job_from(queue, *flat[at : at + 4])
-        for at in range(0, len(flat), 4)
-    ]  # fmt: skip
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, msgspec.MsgspecError)
+"""What `job_from` raises for what we did not write."""
+
+
+def readable(queue: str, flat: Sequence[Any], width: int = 4) -> tuple[list[Job], list[bytes]]:
+    """The jobs of a reply that lists id, record, row and perhaps progress of each, and the ids of those that cannot be
+    read.
+    """
+    jobs, unreadable = [], []
+    for at in range(0, len(flat), width):
+        try:
+            jobs.append(job_from(queue, *flat[at : at + width]))
+        except _UNREADABLE:
+            unreadable.append(flat[at])
+    return jobs, unreadable
+
+
+def jobs_to_show(queue: str, flat: Sequence[Any], jobs_key: bytes) -> list[Job]:
+    """The same for people: one that cannot be read looks as the dead letter that it will be, or is."""
+    jobs = []
+    for at in range(0, len(flat), 4):
+        try:
+            jobs.append(job_from(queue, *flat[at : at + 4]))
+        except _UNREADABLE as error:
+            jobs.append(_stand_in(queue, flat[at], flat[at + 1], flat[at + 2], type(error).__name__, jobs_key))
+    return jobs
+
+
+def _stand_in(queue: str, job_id: bytes, record: bytes | None, row: bytes | None, why: str, jobs_key: bytes) -> Job:
+    fields = (row or b"").split(b"\t", 3)
+    version = int(fields[2]) if len(fields) > 2 and fields[2].isdigit() else 0
+    shown = job_id.decode(errors="backslashreplace")
+    message = (
+        f"what Redis has of this job cannot be read ({why}), so it will not run: somebody else wrote it, or a newer "
+        f"version. See HGET {jobs_key.decode()} {shown}, and the same with states for jobs. Repaired, replay it"
+    )
+    return Job(
+        id=shown,
+        task="unreadable",
+        payload=record or b"",
+        task_version="",
+        queue=queue,
+        share="",
+        priority=0,
+        state=State.FAILED,
+        reason=Reason.PERMANENT,
+        run_at=0,
+        created_at=0,
+        version=version,
+        session_id=None,
+        attempt=0,
+        failures=0,
+        crashes=0,
+        snoozes=0,
+        suspect=False,
+        cancel_asked=False,
+        max_retries=0,
+        retention=0,
+        key=None,
+        correlation_id=None,
+        claimed_at=None,
+        ended_at=None,
+        failure_history=append_failures(b"", [Failure(at=0, attempt=0, type="UnreadableJob", message=message)]),
+        result=None,
+        progress=None,
+    )

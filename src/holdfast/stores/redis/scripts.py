@@ -36,7 +36,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cancel": (_MOVING, ("common", "wake", "moves", "cancel")),
     "bury": (_MOVING, ("common", "wake", "moves", "bury")),
     "beat": (("parts", "cancels"), ("beat",)),
-    "part": (("parts",), ("part",)),
+    "part": (("parts", "holders"), ("part",)),
     "held": (("jobs", "states", "progress", "parts"), ("held",)),
     "note": (("jobs", "states", "progress", "parts"), ("common", "note")),
     "read": (("jobs", "states", "progress"), ("read",)),
@@ -52,6 +52,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pass_on": (("meta", "lanes", "later", "wake"), ("wake", "pass_on")),
     "root": ((), ("root",)),
     "epoch": ((), ("epoch",)),
+    "enter": ((), ("enter",)),
     "now": ((), ("now",)),
 }
 

@@ -15,7 +15,7 @@ from holdfast.job import Job, SessionId
 from holdfast.store import CLOSED_SESSION_KEPT, Beat, Session, SessionPage, SessionView
 from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
 from holdfast.stores.redis.layout import Layout
-from holdfast.stores.redis.records import jobs_from
+from holdfast.stores.redis.records import readable
 from holdfast.stores.redis.scripts import Script
 
 _HOLDERS_AT_ONCE = 100
@@ -47,7 +47,7 @@ class Sessions:
         if is_open:
             registry = self._layout.sessions
             # Entered after the root is there, so that an entry without a root is one whose time is over.
-            entry = Call(("SADD", registry, session.id), registry)
+            entry = run_script(self._scripts["enter"], [registry], [session.id])
             yield Batch([entry, *(self._part(queue, session.id, "open") for queue in session.queues)])
 
     def join(self, session_id: SessionId, queue: str) -> Verb[None]:
@@ -131,9 +131,21 @@ class Sessions:
 
     def _close_parts(self, queue: str, sessions: Sequence[SessionId]) -> Verb[None]:
         roots = [self._layout.root(session_id) for session_id in sessions]
-        found = yield Batch([Call(("HGET", root, "open"), root) for root in roots], writes=False)
-        closed = [session_id for session_id, is_open in zip(sessions, found, strict=True) if is_open != b"1"]
-        yield Batch([self._part(queue, session_id, "close") for session_id in closed])
+        parts = self._layout.key(queue, "parts")
+        found = yield Batch(
+            [
+                *(Call(("HGET", root, "open"), root) for root in roots),
+                *(Call(("HGET", parts, session_id), parts) for session_id in sessions),
+            ],
+            writes=False,
+        )
+        is_open, has_part = found[: len(sessions)], found[len(sessions) :]
+        half_closed = [
+            session_id
+            for session_id, root, part in zip(sessions, is_open, has_part, strict=True)
+            if root != b"1" and part == b"1"
+        ]
+        yield Batch([self._part(queue, session_id, "close") for session_id in half_closed])
 
     def _jobs_of(self, sessions: Sequence[SessionId], queues: Iterable[str], limit: int, which: str) -> Verb[list[Job]]:
         found: list[Job] = []
@@ -141,8 +153,17 @@ class Sessions:
             for queue in queues:
                 keys = [self._layout.processing(queue, session_id) for session_id in sessions]
                 [flat] = yield Batch([self._call("held", queue, keys, limit, which, *sessions)], writes=False)
-                found += jobs_from(queue, flat)
+                jobs, unreadable = readable(queue, flat)
+                found += jobs
+                for session_id in sessions if unreadable else ():
+                    yield from self.bury(queue, session_id, unreadable)
         return found
+
+    def bury(self, queue: str, session_id: SessionId, unreadable: Sequence[bytes]) -> Verb[None]:
+        """Make dead letters of what the session holds of these jobs, which nobody can read."""
+        if unreadable:
+            keys = [self._layout.processing(queue, session_id)]
+            yield Batch([self._call("bury", queue, keys, session_id, *unreadable)])
 
     # Tidying.
 
@@ -179,11 +200,16 @@ def _view(session_id: SessionId, flat: Sequence[bytes]) -> SessionView:
     root = dict(zip(flat[::2], flat[1::2], strict=True))
     return SessionView(
         id=session_id,
-        beat=int(root[b"beat"]),
-        open=root[b"open"] == b"1",
-        opened_at=int(root[b"opened_at"]),
-        beat_at=int(root[b"beat_at"]),
-        host=root[b"host"].decode(),
-        pid=int(root[b"pid"]),
-        queues=tuple(root[b"queues"].decode().split("\t")) if root[b"queues"] else (),
+        beat=_number(root.get(b"beat")),
+        open=root.get(b"open") == b"1",
+        opened_at=_number(root.get(b"opened_at")),
+        beat_at=_number(root.get(b"beat_at")),
+        host=root.get(b"host", b"").decode(errors="backslashreplace"),
+        pid=_number(root.get(b"pid")),
+        queues=tuple(filter(None, root.get(b"queues", b"").decode(errors="backslashreplace").split("\t"))),
     )
+
+
+def _number(text: bytes | None) -> int:
+    """0 for what is none: one session that somebody spoilt must not hide the others from a keeper."""
+    return int(text) if text and text.isdigit() else 0

@@ -14,7 +14,14 @@ from typing import NoReturn, Self, TypeVar
 
 import msgspec
 
-from holdfast.errors import ForeignConnection, InvalidOption, OutcomeUnknown, StoreReplaced, StoreUnavailable
+from holdfast.errors import (
+    ForeignConnection,
+    InvalidOption,
+    OutcomeUnknown,
+    SessionClosed,
+    StoreReplaced,
+    StoreUnavailable,
+)
 from holdfast.job import Job, JobId, Lease, NewJob, SessionId
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import SYSTEM, Ports
@@ -100,7 +107,9 @@ class RedisStore:
         self._ports = ports
         self._access = access
         self.topology = topology
-        self._dispatcher = Dispatcher(topology, max_retries=tuning.max_retries, ports=ports)
+        self._dispatcher = Dispatcher(
+            topology, max_retries=tuning.max_retries, patience=access.read_timeout, ports=ports
+        )
         self._verbs = Verbs(Layout(namespace, names or Names()), load_scripts())
         self._hub = WakeupHub()
         self._opening = threading.Lock()
@@ -108,7 +117,7 @@ class RedisStore:
             weakref.WeakKeyDictionary()
         )
         self._opened = False
-        self._epoch = ("", 0)
+        self._last_beat = ("", 0.0)
         self._connect()
         _stores.add(self)
 
@@ -127,15 +136,21 @@ class RedisStore:
     def _open(self) -> Verb[None]:
         layout = self._verbs.layout
         infos = yield from opening.inspect(self._dispatcher)
+        if self.topology.cluster:
+            layout.refuse_across_slots()  # before the store is laid out like that
         names = yield from opening.settle_layout(layout, self._names, create=self._create, where=self.topology.shown)
         if names != layout.names:
             layout.use(names)
-        if self.topology.cluster:
-            layout.refuse_across_slots()
-        self._dispatcher.confirmation = opening.confirmation(self._durability, infos, self._access.read_timeout * 0.8)
-        self._epoch = yield from opening.present_epoch(layout)
-        if self._create and not self._epoch[0]:
-            self._epoch = yield from opening.epoch(layout, self._verbs.scripts, "", self._ports.ids.session_id())
+            if self.topology.cluster:
+                layout.refuse_across_slots()
+        patience = self._access.read_timeout * 0.8
+        self._dispatcher.confirmation = yield from opening.confirmation(
+            self._durability, infos, self.topology.masters(), patience
+        )
+        if not self._verbs.epoch[0]:
+            self._verbs.epoch = yield from opening.present_epoch(layout)
+        if self._create and not self._verbs.epoch[0]:
+            self._verbs.epoch = yield from opening.epoch(layout, self._verbs.scripts, "", self._ports.ids.session_id())
         self._opened = True
 
     def open_blocking(self) -> None:
@@ -147,16 +162,21 @@ class RedisStore:
         try:
             if not self._opened:
                 self._connections.run_blocking(self._open())
-                for place in self.topology.masters():
-                    self._connections.warm_up(place, self._tuning.min_idle)
+                self._warm_up()
         finally:
             self._opening.release()
+
+    def _warm_up(self) -> None:
+        for place in self.topology.masters():
+            self._connections.warm_up(place, self._tuning.min_idle)
 
     async def _run(self, verb: Verb[T]) -> T:
         if not self._opened:
             async with self._opening_here.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
                 if not self._opened:
                     await self._connections.run(self._open())
+                    if self._tuning.min_idle:
+                        await asyncio.to_thread(self._warm_up)
         return await self._connections.run(verb)
 
     def close(self) -> None:
@@ -173,8 +193,10 @@ class RedisStore:
         self.close()
 
     def beside(self) -> RedisStore:
-        """See `Store.beside`."""
-        return RedisStore(*self._arguments, **self._options)  # type: ignore[arg-type]
+        """See `Store.beside`. It knows what this one knows of the store: if that changes, either notices."""
+        other = RedisStore(*self._arguments, **self._options)  # type: ignore[arg-type]
+        other._verbs = self._verbs
+        return other
 
     def _after_fork_in_child(self) -> None:
         # The child must neither use nor close what the parent talks through.
@@ -234,6 +256,7 @@ class RedisStore:
         """See `Store.open_session`."""
         await self._run(self._verbs.register(dict.fromkeys(session.queues)))
         await self._run(self._verbs.sessions.open(session))
+        self._verbs.session_id = session.id
 
     async def beat(self, session_id: SessionId) -> Beat:
         """See `Store.beat`.
@@ -241,21 +264,33 @@ class RedisStore:
         `StoreReplaced` once, when the store was emptied or rolled back since: the session is closed then, so that what
         it holds by old leases cannot be mixed up with what is claimed from now on.
         """
-        beat = await self._run(self._verbs.sessions.beat(session_id, self._tuning.heartbeat_ttl))
-        if beat.open:
+        beat = await self._run(self._verbs.sessions.beat(session_id, self._heartbeat_ttl(session_id)))
+        if beat.open or session_id == self._verbs.session_id:  # one that is not ours has nothing to close
             await self._compare_epoch(session_id)
         return beat
 
+    def _heartbeat_ttl(self, session_id: SessionId) -> float:
+        """How long the sign that a worker lives is to last: longer than usual if it beats more seldom than usual, as one
+        does that was given a TTL of its own.
+        """
+        now = self._ports.clock.monotonic()
+        last, self._last_beat = self._last_beat, (session_id, now)
+        usual = self._tuning.heartbeat_ttl
+        since = now - last[1] if last[0] == session_id else 0.0
+        return usual if since < usual / 2 else 3 * since
+
     async def _compare_epoch(self, session_id: SessionId) -> None:
-        known, count = self._epoch
+        known, count = self._verbs.epoch
         layout, scripts = self._verbs.layout, self._verbs.scripts
         found = await self._run(opening.epoch(layout, scripts, known, ""))
         if found[0] == known and found[1] > count:
-            self._epoch = found
+            self._verbs.epoch = found
             return
         self._verbs.forget()
         await self._run(self._verbs.sessions.close(session_id, None))
-        self._epoch = await self._run(opening.epoch(layout, scripts, "", self._ports.ids.session_id()))
+        await self._run(opening.keep_layout(layout))
+        fresh = self._ports.ids.session_id()
+        self._verbs.epoch = await self._run(opening.epoch(layout, scripts, known, fresh, anew=True))
         raise StoreReplaced(
             f"{self.topology.shown} was emptied or rolled back (a restart without its data, a failover, FLUSHALL): "
             f"jobs accepted before may be missing, jobs settled before may run again. Session {session_id} was closed"
@@ -276,8 +311,12 @@ class RedisStore:
     # The life of a claim.
 
     async def claim(self, request: ClaimRequest) -> Claimed:
-        """See `Store.claim`."""
-        return await self._run(self._verbs.claim(request))
+        """See `Store.claim`. `StoreReplaced` as in `beat`: it is noticed before another session is opened."""
+        try:
+            return await self._run(self._verbs.claim(request))
+        except SessionClosed:
+            await self._compare_epoch(request.session_id)
+            raise
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply`."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.errors import StoreUnavailable
+from holdfast.stores.redis.faults import advice_for
 from holdfast.stores.redis.wire import Command, LineFailed, Place, ReplyError
 
 SLOTS = 16_384
@@ -73,7 +74,9 @@ class Topology(Protocol):
 
 
 def _told(result: Result) -> str:
-    return str(result) if isinstance(result, Exception) else "no use"
+    if isinstance(result, ReplyError):
+        return f"{result}{advice_for(result)}"
+    return str(result) if isinstance(result, LineFailed) else "no use"
 
 
 class OneServer:
@@ -111,7 +114,7 @@ class OneServer:
             else:
                 reply = answer[0] if isinstance(answer, list) else answer
                 said.append(f"{place}: {_told(reply)}")
-        raise StoreUnavailable(f"no primary at {self.shown}: {'; '.join(said)}. Nothing was written")
+        raise StoreUnavailable(f"no primary at {self.shown}: {'; '.join(said)}")
 
     def doubt(self) -> None:
         """See `Topology`."""
@@ -150,7 +153,7 @@ class Watched(OneServer):
                 self._primary = place
                 return
             said.append(f"sentinel {sentinel} names {place}, which is no primary: {_told(answer)}")
-        raise StoreUnavailable(f"no primary at {self.shown}: {'; '.join(said)}. Nothing was written")
+        raise StoreUnavailable(f"no primary at {self.shown}: {'; '.join(said)}")
 
 
 class Cluster:
@@ -177,12 +180,12 @@ class Cluster:
             if isinstance(answer, list) and isinstance(answer[0], list) and answer[0]:
                 nodes: list[Place | None] = [None] * SLOTS
                 for first, last, master, *_ in answer[0]:
-                    host = master[0].decode() or place.host
+                    host = (master[0] or b"").decode() or place.host
                     nodes[first : last + 1] = [Place(host, int(master[1]))] * (last + 1 - first)
                 self._nodes = nodes
                 return
             said.append(f"{place}: {_told(answer[0] if isinstance(answer, list) else answer)}")
-        raise StoreUnavailable(f"no node of {self.shown} answers: {'; '.join(said)}. Nothing was written")
+        raise StoreUnavailable(f"no node of {self.shown} answers: {'; '.join(said)}")
 
     def doubt(self) -> None:
         """See `Topology`. The nodes are kept as those to ask first."""

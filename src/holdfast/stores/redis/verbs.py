@@ -6,10 +6,14 @@ A batch for one queue is one round trip; scripts over many jobs are cut (`script
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from contextlib import suppress
 from typing import Any
 
-from holdfast.errors import InvalidOption, SessionClosed, StoreError
-from holdfast.job import DEFAULT_PRIORITY, Job, JobId, Lease, NewJob
+import msgspec
+
+from holdfast.errors import InvalidOption, SessionClosed, StoreError, StoreUnavailable
+from holdfast.job import DEFAULT_PRIORITY, Job, JobId, Lease, NewJob, SessionId
 from holdfast.lifecycle import Applied, Move
 from holdfast.store import (
     CancelAnswer,
@@ -22,13 +26,14 @@ from holdfast.store import (
 )
 from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
 from holdfast.stores.redis.layout import Layout
+from holdfast.stores.redis.opening import keep_layout
 from holdfast.stores.redis.records import (
     body_of,
     from_outbox,
-    job_from,
     key_of,
     lane_of,
     move_arguments,
+    readable,
     when,
 )
 from holdfast.stores.redis.scripts import AT_ONCE, CLAIMED_AT_ONCE, Script
@@ -46,6 +51,8 @@ class Verbs:
         self.layout = layout
         self.scripts = scripts
         self.sessions = Sessions(layout, scripts)
+        self.epoch: tuple[str, int] = ("", 0)
+        self.session_id: SessionId = ""
         self._known_queues: set[str] = set()
         self._known_lanes: dict[str, tuple[str, ...]] = {}
 
@@ -89,8 +96,10 @@ class Verbs:
                 raise checkpoint.conflict()
             if reply == b"full":
                 return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
-            for at, answer in zip(piece, reply, strict=True):
+            for at, answer in zip(piece, reply, strict=False):
                 answers[at] = _inserted(jobs[at].id, answer)
+            if len(reply) > len(piece):
+                yield from self._register_again(jobs[piece[0]].queue)
         return [answer for answer in answers if answer is not None]
 
     def _insert_call(
@@ -120,8 +129,16 @@ class Verbs:
                     f"the ready list {shared!r} has no {{queue}} in its name, so this store can hold one queue only, "
                     f"not {', '.join(sorted(every))}"
                 )
-        yield Batch([Call(("SADD", self.layout.queues, *unknown), self.layout.queues)])
+        # To be in the registry changes nothing, so it is not a write that could be in doubt.
+        yield Batch([run_script(self.scripts["enter"], [self.layout.queues], unknown)], writes=False)
         self._known_queues.update(unknown)
+
+    def _register_again(self, queue: str) -> Verb[None]:
+        """The queue had no jobs ever: it is new, or the store was emptied since we have registered it."""
+        self._known_queues.discard(queue)
+        with suppress(StoreError):  # the jobs are accepted; the next call tries again
+            yield from keep_layout(self.layout)
+            yield from self.register({queue: None})
 
     def queues(self) -> Verb[list[str]]:
         """Every queue, by name."""
@@ -164,7 +181,9 @@ class Verbs:
                 self._known_lanes[queue] = tuple({lane.decode() for lane in reply[1]})
             elif reply[0] == b"jobs":
                 now, due_in = reply[1], reply[2]
-                jobs += [job_from(queue, *reply[at : at + 3]) for at in range(3, len(reply), 3)]
+                found, unreadable = readable(queue, reply[3:], 3)
+                jobs += found
+                yield from self.sessions.bury(queue, request.session_id, unreadable)
                 if len(jobs) == request.limit or due_in != 0:
                     return now, due_in
 
@@ -214,10 +233,14 @@ class Verbs:
         """Insert what moves left in the queue's outbox. Any process may; ids make repeating it safe. How many."""
         outbox = self.layout.key(queue, "outbox")
         [[_, flat]] = yield Batch([Call(("HSCAN", outbox, 0, "COUNT", _DELIVERED_AT_ONCE), outbox)], writes=False)
-        if flat:
-            yield from self.insert([from_outbox(packed) for packed in flat[1::2]])
-            yield Batch([Call(("HDEL", outbox, *flat[::2]), outbox)])
-        return len(flat) // 2
+        jobs = {}
+        for job_id, packed in zip(flat[::2], flat[1::2], strict=True):
+            with suppress(msgspec.MsgspecError):  # what somebody else put there stays
+                jobs[job_id] = from_outbox(packed)
+        if jobs:
+            yield from self.insert(list(jobs.values()))
+            yield Batch([Call(("HDEL", outbox, *jobs), outbox)])
+        return len(jobs)
 
     def note(self, lease: Lease, progress: bytes) -> Verb[Applied]:
         """See `Store.note`."""
@@ -229,36 +252,37 @@ class Verbs:
 
     def request_cancel(self, job_ids: Sequence[JobId]) -> Verb[list[CancelAnswer]]:
         """See `Store.request_cancel`."""
-        answers = dict.fromkeys(range(len(job_ids)), CancelAnswer.GONE)
+        answers = [CancelAnswer.GONE] * len(job_ids)
         queues = yield from self.queues()
-        for first in range(0, len(job_ids), AT_ONCE):
-            piece = list(job_ids[first : first + AT_ONCE])
-            replies = yield Batch([self.call("cancel", queue, piece) for queue in queues])
-            for reply in replies:
-                for at, answer in enumerate(reply, first):
-                    if answer != b"gone":
-                        answers[at] = CancelAnswer(answer.decode())
-        return list(answers.values())
+        firsts = [first for first in range(0, len(job_ids), AT_ONCE) for _ in queues]
+        for first, reply in zip(firsts, (yield self._on_pieces("cancel", queues, job_ids)), strict=True):
+            for at, answer in enumerate(reply, first):
+                if answer != b"gone":
+                    answers[at] = CancelAnswer(answer.decode())
+        return answers
+
+    def _on_pieces(self, name: str, queues: Sequence[str], job_ids: Sequence[JobId]) -> Batch:
+        """The script on each piece of a long list, in each queue: ids do not say where they are."""
+        pieces = [job_ids[first : first + AT_ONCE] for first in range(0, len(job_ids), AT_ONCE)]
+        return Batch([self.call(name, queue, piece) for piece in pieces for queue in queues])
 
     def set_paused(self, queue: str, paused: bool) -> Verb[None]:
         """See `Store.set_paused`."""
+        self._known_queues.discard(queue)
         yield from self.register({queue: None})
         yield Batch([self.call("pause", queue, [int(paused)])])
 
     def forget_jobs(self, job_ids: Sequence[JobId]) -> Verb[int]:
         """See `Store.forget`."""
-        forgotten = 0
         queues = yield from self.queues()
-        for first in range(0, len(job_ids), AT_ONCE):
-            piece = job_ids[first : first + AT_ONCE]
-            forgotten += sum((yield Batch([self.call("forget", queue, piece) for queue in queues])))
-        return forgotten
+        return sum((yield self._on_pieces("forget", queues, job_ids)))
 
     def prune(self, limit: int) -> Verb[int]:
         """See `Store.prune`. Delivers what outboxes still hold, too."""
         removed = 0
         for queue in (yield from self.queues()):
-            yield from self.deliver(queue)
+            with suppress(StoreUnavailable):  # there may be no room for more jobs: all the more reason to go on
+                yield from self.deliver(queue)
             while removed < limit:
                 most = min(limit - removed, AT_ONCE)
                 [number] = yield Batch([self.call("prune", queue, [most])])

@@ -56,7 +56,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     def greeting(self) -> list[Command]:
         """What to say first on a new connection."""
         said: list[Command] = []
-        if self.password:
+        if self.password or self.username:
             said.append(("AUTH", self.username, self.password) if self.username else ("AUTH", self.password))
         if self.db:
             said.append(("SELECT", self.db))

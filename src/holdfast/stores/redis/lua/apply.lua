@@ -39,7 +39,15 @@ end
 local sessions = tonumber(ARGV[1])
 for i = 1, sessions do processing_of[ARGV[1 + i]] = KEYS[OWN_KEYS + i] end
 
-local answers, i = {}, 2 + sessions
+local ids, i = {}, 2 + sessions
+while i <= #ARGV do
+  ids[#ids + 1] = ARGV[i]
+  i = i + 4 + 5 * ARGV[i + 3]
+end
+read_rows(ids)
+
+local answers = {}
+i = 2 + sessions
 while i <= #ARGV do
   local id, header, wrote, following = unpack(ARGV, i, i + 3)
   local m = {wrote = wrote}

@@ -24,11 +24,13 @@ end
 local promoted = redis.call('ZRANGEBYSCORE', later, '-inf', whole(now), 'WITHSCORES', 'LIMIT', 0, MOST_PROMOTED)
 local into, gone, missing = {}, {}, false
 for i = 1, #promoted, 2 do
-  local id, lane = string.match(promoted[i], '^([^\t]+)\t(.*)$')
-  missing = missing or not known[lane]
-  into[lane] = into[lane] or {}
-  table.insert(into[lane], promoted[i + 1])
-  table.insert(into[lane], id)
+  local id, lane = string.match(promoted[i], '^([^\t]+)\t(%-?%d+\t[^\t]*)$')
+  if lane then  -- anything else was put there by somebody else
+    missing = missing or not known[lane]
+    into[lane] = into[lane] or {}
+    table.insert(into[lane], promoted[i + 1])
+    table.insert(into[lane], id)
+  end
   gone[#gone + 1] = promoted[i]
 end
 if missing then return every_lane(into) end
@@ -93,23 +95,24 @@ local function merged(lane, most)
   return out, from_list
 end
 
-local out, written, held, budget, bytes = {}, {}, {}, limit + MOST_TRACES, 0
+local out, written, held, has, budget, bytes = {}, {}, {}, {}, limit + MOST_TRACES, 0
 local function take(id, record, row, from_list)
   local r
-  if not record then return false end
+  if not record or has[id] then return false end  -- a trace, and the job itself, may both be here
   if row then
     if from_list or string.sub(row, 1, 6) ~= 'ready\t' then return false end
     r = parsed(row)
   else
     r = as_enqueued(record)
-    if from_list and tonumber(r.run_at) > now then return false end
+    if r and from_list and tonumber(r.run_at) > now then return false end
   end
+  r = r or unreadable(row)  -- the client cannot read it either, and buries it
   r.state, r.reason, r.session, r.claimed_at, r.version = 'in_flight', 'claimed', session, whole(now), whole(r.version + 1)
   row = row_of(r)
   written[#written + 1], written[#written + 2] = id, row
   held[#held + 1], held[#held + 2] = id, r.version
   out[#out + 1], out[#out + 2], out[#out + 3] = id, record, row
-  bytes = bytes + #record
+  has[id], bytes = true, bytes + #record
   return true
 end
 

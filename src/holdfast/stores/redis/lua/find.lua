@@ -5,15 +5,15 @@ local source = wanted == 'failed' and dead or index
 local ids = redis.call('ZREVRANGEBYLEX', source, below == '' and '+' or '(' .. below, '-', 'LIMIT', 0, looks)
 local out, down_to = {''}, #ids == looks and ids[#ids] or ''
 for _, id in ipairs(ids) do
-  local row = redis.call('HGET', states, id)
+  local record, row = redis.call('HGET', jobs, id), redis.call('HGET', states, id)
   local state = row and string.match(row, '^[^\t]+') or 'ready'
-  if wanted == '' or string.find(wanted, state, 1, true) then
+  if (record or row) and (wanted == '' or string.find(wanted, state, 1, true)) then
     if #out > 4 * most then
       down_to = out[#out - 3]
       break
     end
     out[#out + 1] = id
-    out[#out + 1] = redis.call('HGET', jobs, id)
+    out[#out + 1] = record
     out[#out + 1] = row
     out[#out + 1] = redis.call('HGET', progress, id)
   end

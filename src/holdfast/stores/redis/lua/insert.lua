@@ -1,6 +1,7 @@
 -- ARGV: checkpoint's name or '', its value before ('=' and the text, or ''), its new value, max_depth, warn_depth; then
 -- for each job: id, when ('+' delay, or '=' run_at), number of its lane, key ('' or window, hash, text), body.
--- Answer for each job: 'c' created, 'd' and deep, 'e' the id is there, 'f' full, '=' or '!' and the key's job.
+-- Answer for each job: 'c' created, 'd' and deep, 'e' the id is there, 'f' full, '=' or '!' and the key's job; then
+-- 'first' if the queue had never had a job, or has lost everything.
 local name, was, value, max_depth, warn_depth = unpack(ARGV, 1, 5)
 if name ~= '' then
   local found = redis.call('HGET', checkpoints, name)
@@ -85,4 +86,5 @@ if #delayed > 0 then
     if delayed[i] == first then wake_somebody() end
   end
 end
+if not known[1] then answers[#answers + 1] = 'first' end
 return answers

@@ -9,6 +9,13 @@ local wake_up = false
 
 local function count(name, by) tally[name] = (tally[name] or 0) + by end
 
+-- Reads many rows at once. What has none is read by `read`.
+local function read_rows(ids)
+  for i, row in ipairs(redis.call('HMGET', states, unpack(ids))) do
+    if row then rows[ids[i]] = parsed(row) end
+  end
+end
+
 local function read(id)
   if not rows[id] then
     local row = redis.call('HGET', states, id)
@@ -19,7 +26,7 @@ local function read(id)
       if record then rows[id] = as_enqueued(record) end
     end
   end
-  return rows[id]
+  return rows[id]  -- nil: it is not there, or cannot be read
 end
 
 -- The holder of a key: its job and whether its time has come; nil if nobody holds it.
@@ -27,7 +34,7 @@ local function key_holder(text)
   local held = redis.call('HGET', keys, text)
   if not held then return nil end
   local expires_at, job_id = string.match(held, '^(%d+)\t([^\t]+)\t')
-  return job_id, tonumber(expires_at) <= now
+  return job_id, (tonumber(expires_at) or 0) <= now
 end
 
 local function free_key(id, text)
@@ -41,7 +48,9 @@ end
 local function take_key(id, text)
   local holder, over = key_holder(text)
   if holder and holder ~= id and not over then return false end
-  local meaning = cjson.decode(string.match(redis.call('HGET', jobs, id), '^[^\n]*\n([^\n]*)\n'))
+  local text_of = string.match(redis.call('HGET', jobs, id) or '', '^[^\n]*\n([^\n]*)\n')
+  local readable, meaning = pcall(cjson.decode, text_of or '')
+  if not readable or type(meaning) ~= 'table' or not meaning.key then return true end
   local expires_at = whole(now + meaning.key[2])
   redis.call('HSET', keys, text, expires_at .. '\t' .. id .. '\t' .. meaning.key[1])
   redis.call('ZADD', key_expiry, expires_at, text)

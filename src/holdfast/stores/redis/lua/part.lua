@@ -6,5 +6,10 @@ if ARGV[2] == 'open' then
   redis.call('HSETNX', parts, session, '1')
 else
   redis.call('DEL', KEYS[OWN_KEYS + 1])
-  if ARGV[2] == 'close' then redis.call('HSET', parts, session, '0') else redis.call('HDEL', parts, session) end
+  if ARGV[2] == 'close' then
+    redis.call('HSET', parts, session, '0')
+  else
+    redis.call('HDEL', parts, session)
+    redis.call('SREM', holders, session)  -- where queues share a processing hash, it may still be there
+  end
 end

@@ -2,5 +2,6 @@
 if redis.call('HGET', meta, 'paused') then return 0 end
 local first = redis.call('ZRANGE', later, 0, 0, 'WITHSCORES')[2]
 if redis.call('HLEN', lanes) == 0 and not (first and tonumber(first) <= now) then return 0 end
+redis.call('HDEL', meta, '')  -- so that it is possible without memory, too: see moves.lua
 wake_somebody()
 return 1
