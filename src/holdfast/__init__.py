@@ -2,7 +2,7 @@
 
 from holdfast.app import Holdfast
 from holdfast.client import JobHandle, JobPage
-from holdfast.config import JobSettings, QueueSettings, Settings, WorkerSettings
+from holdfast.config import JobSettings, QueueSettings, RedisSettings, Settings, WorkerSettings
 from holdfast.errors import (
     CalledInEventLoop,
     CheckpointConflict,
@@ -76,6 +76,7 @@ __all__ = [
     "QueueCounts",
     "QueueFull",
     "QueueSettings",
+    "RedisSettings",
     "Reason",
     "ResultNotKept",
     "Retry",

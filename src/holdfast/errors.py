@@ -27,7 +27,7 @@
         ├── OutcomeUnknown      it may have been written; repeating it with the same ids is safe
         ├── SchemaOutdated      code and schema do not fit together
         ├── UnsafeStore         the store cannot keep its promise where it is (network file system, ...)
-        └── StoreReplaced       the file under the store is no longer the one that was opened
+        └── StoreReplaced       the file or the data under the store is no longer what was opened
 
 Messages say what was wrong, where, and what to do. They never contain a payload.
 """
@@ -230,4 +230,6 @@ class UnsafeStore(StoreError):
 
 
 class StoreReplaced(StoreError):
-    """The file under the store is no longer the one that was opened. Restart the process."""
+    """The file under the store is no longer the one that was opened: restart the process. Or a server lost what it had;
+    then the message says what that means.
+    """
