@@ -15,6 +15,7 @@ from holdfast.stores.redis import RedisStore
 from holdfast.stores.redis import scripts as redis_scripts
 from holdfast.stores.redis.dispatch import Verb
 from tests.model.machine import StoreModel, agrees_with_memory, search_for_a_fault
+from tests.redis.acl import add_users, url_of
 from tests.redis.helpers import empty, outside, store_at, with_clock
 from tests.servers import RedisCluster, RedisServer
 
@@ -69,6 +70,12 @@ def test_redis_agrees_with_memory(model: type[RedisModel]) -> None:
 
 def test_a_cluster_agrees_with_memory(redis_cluster: RedisCluster) -> None:
     RedisModel.url = RedisModel.direct = redis_cluster.url
+    agrees_with_memory(RedisModel, examples=EXAMPLES // 2)
+
+
+def test_a_user_with_the_least_rights_sees_the_same(redis_server: RedisServer) -> None:
+    add_users(redis_server, NAMESPACE)
+    RedisModel.url, RedisModel.direct = url_of(redis_server, "holdfast-worker"), redis_server.url
     agrees_with_memory(RedisModel, examples=EXAMPLES // 2)
 
 
