@@ -52,6 +52,8 @@ def open_store(url: str, ports: Ports, *, existing: bool = False, settings: Sett
 def _converted(options: dict[str, str], known: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
     converted = {}
     for name, text in options.items():
+        if name not in known and "@" in name:  # behind a "?" in a password that was not escaped comes the rest of it
+            raise InvalidOption("the store URL cannot be read: escape special characters in it, as %3F for ?")
         if name not in known:
             raise InvalidOption(f"the store URL has an unknown option {shown(name)}: known are {', '.join(known)}")
         try:

@@ -247,7 +247,7 @@ class _OfLoop:
 
     def __init__(self) -> None:
         self.lines: dict[tuple[Place, bool, bool], Line] = {}
-        self.opening: dict[tuple[Place, bool, bool], asyncio.Lock] = {}
+        self.opening: dict[tuple[Place, bool, bool], asyncio.Task[Line]] = {}
         self._until_the_end: AsyncGenerator[None, None] | None = None
 
     async def close_with_loop(self) -> None:
@@ -316,16 +316,22 @@ class Connections:
             return error
 
     async def line(self, place: Place, *, plain: bool = False, apart: bool = False) -> Line:
-        """The loop's connection to that server, opened if need be."""
+        """The loop's connection to that server, opened if need be. All who want it meanwhile share one attempt."""
         mine = self._of_loop()
         kind = (place, plain, apart)
         line = mine.lines.get(kind)
-        if line is None or line.closed:
-            async with mine.opening.setdefault(kind, asyncio.Lock()):
-                line = mine.lines.get(kind)
-                if line is None or line.closed:
-                    await mine.close_with_loop()
-                    line = mine.lines[kind] = await Line.open(place, self._plain if plain else self.access)
+        if line is not None and not line.closed:
+            return line
+        opening = mine.opening.get(kind)
+        if opening is None:
+            opening = mine.opening[kind] = asyncio.ensure_future(self._opened(mine, kind))
+            opening.add_done_callback(lambda _: mine.opening.pop(kind, None))
+        return await asyncio.shield(opening)
+
+    async def _opened(self, mine: _OfLoop, kind: tuple[Place, bool, bool]) -> Line:
+        place, plain, _ = kind
+        await mine.close_with_loop()
+        line = mine.lines[kind] = await Line.open(place, self._plain if plain else self.access)
         return line
 
     def _of_loop(self) -> _OfLoop:

@@ -8,9 +8,10 @@ from enum import Enum
 from holdfast.errors import StoreUnavailable
 from holdfast.stores.redis.wire import Place, ReplyError
 
-
 _IN_A_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 """How servers before 7.0 wrap the error of a command that a script gave."""
+_NOT_ALLOWED_IN_A_SCRIPT = ("The user executing the script can't", "ACL failure in script")
+"""What servers since 7.0 say without a code."""
 _BEFORE_THE_FIRST_WRITE = frozenset({"OOM", "READONLY", "MISCONF", "NOREPLICAS", "NOSCRIPT", "BUSY", "LOADING"})
 
 
@@ -82,7 +83,7 @@ def redirection(error: ReplyError, asked: Place) -> tuple[int, Place]:
 
 
 def _code(error: ReplyError) -> str:
-    if "The user executing the script can't" in str(error):  # 7.0 says so without a code
+    if any(told in str(error) for told in _NOT_ALLOWED_IN_A_SCRIPT):
         return "NOPERM"
     wrapped = _IN_A_SCRIPT.findall(str(error)) if str(error).startswith("ERR ") else []
     return wrapped[-1] if wrapped else str(error).partition(" ")[0]

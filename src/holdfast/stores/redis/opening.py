@@ -59,7 +59,9 @@ def settle_layout(layout: Layout, names: Names | None, *, create: bool, where: s
     [kept] = yield Batch([Call(("GET", layout.layout), layout.layout)], writes=False)
     if kept is None:
         if not create:
-            raise StoreUnavailable(f"there is no Holdfast store {layout.namespace!r} at {where}")
+            raise StoreUnavailable(
+                f"there is no Holdfast store {layout.namespace!r} at {where}: `holdfast migrate` or the first enqueue makes one"
+            )
         chosen = msgspec.json.encode(names or Names())
         yield Batch([Call(("SET", layout.layout, chosen, "NX"), layout.layout)], writes=False)  # may be repeated
         [kept] = yield Batch([Call(("GET", layout.layout), layout.layout)], writes=False)
@@ -122,6 +124,10 @@ def confirmation(
         if any(version_of(info) < FIRST_WITH_WAITAOF for info in infos):
             yield from _require_fsync(masters)
             return None
+        if "no" in (yield from setting("appendfsync", masters)):
+            raise UnsafeStore(
+                "durability=aof needs appendfsync everysec or always: with no, nobody knows when it is on disk"
+            )
         return Confirmation(("WAITAOF", 1, 0, milliseconds), 1, "it was not on disk")
     return None
 
@@ -135,5 +141,6 @@ def _require_fsync(masters: Sequence[Place]) -> Verb[None]:
         seen = "hides its appendfsync from this user" if fsync == UNKNOWN else f"has appendfsync {fsync}"
         advice = "let it run CONFIG GET appendfsync" if fsync == UNKNOWN else "set appendfsync always"
         raise UnsafeStore(
-            f"durability=aof needs WAITAOF, which Redis 7.2 brought, or appendfsync always, and {place} {seen}: {advice}"
+            f"durability=aof needs WAITAOF, which Redis 7.2 brought, or appendfsync always, and {place} {seen}: "
+            f"{advice}"
         )

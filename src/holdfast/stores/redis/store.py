@@ -49,6 +49,7 @@ from holdfast.stores.redis.topology import Topology
 from holdfast.stores.redis.verbs import Verbs
 from holdfast.stores.redis.wakeups import Waiting
 from holdfast.stores.redis.wire import Access
+from holdfast.stores.threads import on_thread
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
@@ -113,7 +114,7 @@ class RedisStore:
         self._verbs = Verbs(Layout(namespace, names or Names()), load_scripts())
         self._hub = WakeupHub()
         self._opening = threading.Lock()
-        self._opening_here: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+        self._opening_here: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = (
             weakref.WeakKeyDictionary()
         )
         self._opened = False
@@ -172,12 +173,19 @@ class RedisStore:
 
     async def _run(self, verb: Verb[T]) -> T:
         if not self._opened:
-            async with self._opening_here.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-                if not self._opened:
-                    await self._connections.run(self._open())
-                    if self._tuning.min_idle:
-                        await asyncio.to_thread(self._warm_up)
+            # All who come meanwhile share one attempt and its end: nobody waits for others to try in vain, one by one.
+            loop = asyncio.get_running_loop()
+            opening_here = self._opening_here.get(loop)
+            if opening_here is None:
+                opening_here = self._opening_here[loop] = loop.create_task(self._open_on_loop())
+                opening_here.add_done_callback(lambda _: self._opening_here.pop(loop, None))
+            await asyncio.shield(opening_here)
         return await self._connections.run(verb)
+
+    async def _open_on_loop(self) -> None:
+        await self._connections.run(self._open())
+        if self._tuning.min_idle:
+            await on_thread(self._warm_up, name="holdfast-redis-warm-up", ports=self._ports)
 
     def close(self) -> None:
         """Close every connection. The store opens again if it is used again."""
@@ -270,8 +278,8 @@ class RedisStore:
         return beat
 
     def _heartbeat_ttl(self, session_id: SessionId) -> float:
-        """How long the sign that a worker lives is to last: longer than usual if it beats more seldom than usual, as one
-        does that was given a TTL of its own.
+        """How long the sign that a worker lives is to last: longer than usual if it beats more seldom, as one does that
+        was given a TTL of its own.
         """
         now = self._ports.clock.monotonic()
         last, self._last_beat = self._last_beat, (session_id, now)

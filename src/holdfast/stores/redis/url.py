@@ -34,6 +34,8 @@ def redis_store(
     """The store. `timeout` stands for all three of the settings' time-outs."""
     if timeout is not None and not 0.1 <= timeout <= 3600:
         raise InvalidOption(f"timeout must be 0.1 to 3600 seconds, not {timeout!r:.40}")
+    if ssl_ca and not scheme.startswith("rediss"):
+        raise InvalidOption("ssl_ca is for rediss://: with redis:// nothing is encrypted")
     kind = scheme.removeprefix("rediss").removeprefix("redis")
     credentials, _, hosts = netloc.rpartition("@")
     username, _, password = credentials.partition(":")
@@ -82,7 +84,9 @@ def _topology(kind: str, places: list[Place], path: str) -> tuple[Topology, int]
 
 def _database(number: str) -> int:
     if number and not (number.isascii() and number.isdigit() and len(number) < 6):
-        raise InvalidOption(f"the database of a Redis URL is a number, as in redis://host:port/0, not {shown(number)}")
+        # Behind a "/" in a password that was not escaped comes the rest of it.
+        found = "what is there: are special characters escaped, as %2F for /?" if "@" in number else shown(number)
+        raise InvalidOption(f"the database of a Redis URL is a number, as in redis://host:port/0, not {found}")
     return int(number or 0)
 
 
@@ -92,7 +96,7 @@ def _places(hosts: str, port: int) -> list[Place]:
         name, colon, number = host.rpartition(":")
         if host.endswith("]") or not colon:  # an IPv6 address without a port, or a name without one
             name, number = host, str(port)
-        if not name or not number.isdigit() or not 0 < int(number) < 65536:
+        if not name or not (number.isascii() and number.isdigit()) or not 0 < int(number) < 65536:
             raise InvalidOption(
                 "the store URL cannot be read: it is redis://user:password@host:port/0, with special characters "
                 "escaped, as %40 for @"

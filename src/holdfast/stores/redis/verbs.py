@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from contextlib import suppress
 from typing import Any
 
 import msgspec

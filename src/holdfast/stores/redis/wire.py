@@ -27,7 +27,7 @@ class Place(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class ReplyError(Exception):
@@ -43,7 +43,7 @@ class LineFailed(Exception):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How to connect. Times in seconds."""
+    """How to connect. Times in seconds. Its repr does not show the password."""
 
     username: str = ""
     password: str = ""
@@ -52,6 +52,12 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     dial_timeout: float = 5.0
     read_timeout: float = 10.0
     write_timeout: float = 10.0
+
+    def __repr__(self) -> str:
+        return f"<Access of {self.username or 'nobody in particular'!r}>"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("username", self.username)]
 
     def greeting(self) -> list[Command]:
         """What to say first on a new connection."""
@@ -113,10 +119,14 @@ class Line(asyncio.Protocol):
                 )
                 greeting = access.greeting()
                 replies = await line.ask(greeting, access.dial_timeout) if greeting else []
-        except (OSError, TimeoutError, LineFailed) as error:
+        except (OSError, TimeoutError, LineFailed, UnicodeError) as error:
             if line is not None:
                 line.close()
             raise LineFailed(f"cannot connect to {place}: {str(error) or type(error).__name__}", sent=False) from error
+        except BaseException:
+            if line is not None:
+                line.close()
+            raise
         if refusal := _refused(replies):
             line.close()
             raise ReplyError(refusal)
@@ -195,7 +205,7 @@ class BlockingLine:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if access.tls is not None:
                 self._socket = access.tls.wrap_socket(self._socket, server_hostname=place.host)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise LineFailed(f"cannot connect to {place}: {error}", sent=False) from error
         if greeting := access.greeting():
             try:

@@ -63,7 +63,12 @@ if name ~= '' then
   if full then return 'full' end
   redis.call('HSET', checkpoints, name, value)
 end
-if added == 0 then return answers end
+if added == 0 then
+  -- Who repeats an insert waits for replicas or the disk again, and newer servers count only what this connection wrote.
+  redis.call('HDEL', meta, '')  -- possible without memory, too: see moves.lua
+  redis.call('HINCRBY', meta, 'repeated', 1)
+  return answers
+end
 
 redis.call('HSET', jobs, unpack(records))
 redis.call('ZADD', index, unpack(members))

@@ -26,7 +26,7 @@ elseif verb == 'close' then  -- the beat that it must still have, or ''
   return {1, redis.call('HKEYS', root)}
 elseif verb == 'expire' then  -- for how long a closed session is kept
   if not open then return 1 end
-  if open ~= '0' or redis.call('HGET', root, 'beat_at') + ARGV[2] > now then return 0 end
+  if open ~= '0' or (tonumber(redis.call('HGET', root, 'beat_at') or 0) or 0) + ARGV[2] > now then return 0 end
   redis.call('DEL', root)
   return 1
 end
