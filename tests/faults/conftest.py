@@ -1,4 +1,4 @@
-"""Every test here runs on every engine that has a server."""
+"""Every test here runs on every engine that has a server, unless its mark says `ON_SQL` or `ON_REDIS`."""
 
 from __future__ import annotations
 

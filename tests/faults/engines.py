@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -16,16 +16,12 @@ import psycopg
 import pymysql
 import pytest
 
-from tests.servers import MariaDbServer, PostgresServer, Server
+from holdfast.job import NewJob
+from holdfast.ports import SYSTEM
+from holdfast.stores import open_store
+from holdfast.stores.redis.scripts import load_scripts
+from tests.servers import MariaDbServer, PostgresServer, RedisServer, Server, redis_command
 from tests.worker.programs import children_of, eventually
-
-
-class Sql(ABC):
-    """A connection of the test's own, in autocommit mode, beside those of the store."""
-
-    @abstractmethod
-    def run(self, text: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of one statement. Values stand as %s."""
 
 
 class Database(ABC):
@@ -36,9 +32,6 @@ class Database(ABC):
     """The database that a new server has."""
     forgetful: ClassVar[Mapping[str, str]]
     """Settings with which a commit is answered before it is written anywhere but in the server's memory."""
-    ready_table: ClassVar[str]
-    totals_table: ClassVar[str]
-    key_column: ClassVar[str]
     claim_mark: ClassVar[re.Pattern[bytes]]
     """What the statement by which a claim takes effect has in it, on the wire."""
 
@@ -58,15 +51,6 @@ class Database(ABC):
         return f"{parts.scheme}://{place}/{self.name}?timeout={timeout:g}"
 
     @abstractmethod
-    def connect(self) -> contextlib.AbstractContextManager[Sql]:
-        """Talk to the server."""
-
-    def sql(self, text: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of one statement on a connection of its own."""
-        with self.connect() as sql:
-            return sql.run(text, *values)
-
-    @abstractmethod
     def create(self, *, durable: bool = False) -> None:
         """Make the database. Nobody waits there long for a deadlock to be found, nor for the disk, if not durable."""
 
@@ -75,8 +59,107 @@ class Database(ABC):
         """Remove the database, whoever is connected to it."""
 
     @abstractmethod
+    def enqueue(self, task: str, payloads: Sequence[str], *, at_once: int = 1, max_retries: int = 3) -> None:
+        """Add jobs, so many at once, as a program does that knows the engine and not Holdfast, if there can be one."""
+
+    # What handlers write to the server themselves.
+
+    @abstractmethod
+    def create_results(self) -> None:
+        """Make the place for it."""
+
+    @abstractmethod
+    def add_results(self, results: Sequence[tuple[str, int]]) -> None:
+        """Write what a handler would."""
+
+    @abstractmethod
+    def remove_result(self, number: int) -> None:
+        """Take it away again."""
+
+    @abstractmethod
+    def results(self) -> list[tuple[str, int]]:
+        """Every job id and number that is there."""
+
+    # Harm.
+
     def deadlocks(self) -> int:
-        """How many the server has broken up so far."""
+        """How many the server has broken up so far. None, where nobody waits for locks."""
+        return 0
+
+    @abstractmethod
+    def connections(self) -> dict[int, int]:
+        """All connections to the database but the one that asks: the client's port, and the server's name for it."""
+
+    @abstractmethod
+    def end_connections(self) -> int:
+        """End all of them but our own. How many it was."""
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The server stands still (SIGSTOP) until the block ends."""
+        stopped = [self.server.pid]
+        try:
+            os.kill(self.server.pid, signal.SIGSTOP)
+            eventually(lambda: _is_stopped(self.server.pid), "the server is stopped")
+            for child in children_of(self.server.pid):  # stopped itself, it makes no more of them
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGSTOP)
+                    stopped.append(child)
+            yield
+        finally:
+            for pid in reversed(stopped):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
+
+
+class Sql(ABC):
+    """A connection of the test's own, in autocommit mode, beside those of the store."""
+
+    @abstractmethod
+    def run(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of one statement. Values stand as %s."""
+
+
+class SqlDatabase(Database):
+    """One that speaks SQL, and has transactions that lock rows."""
+
+    ready_table: ClassVar[str]
+    totals_table: ClassVar[str]
+    key_column: ClassVar[str]
+
+    @abstractmethod
+    def connect(self) -> contextlib.AbstractContextManager[Sql]:
+        """Talk to the server."""
+
+    def sql(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of one statement on a connection of its own."""
+        with self.connect() as sql:
+            return sql.run(text, *values)
+
+    def enqueue(self, task: str, payloads: Sequence[str], *, at_once: int = 1, max_retries: int = 3) -> None:
+        with self.connect() as sql:
+            for first in range(0, len(payloads), at_once):
+                some = payloads[first : first + at_once]
+                rows = ", ".join(["(%s, %s, %s)"] * len(some))
+                values = [value for payload in some for value in (task, payload, max_retries)]
+                sql.run(f"INSERT INTO holdfast_ready (task, payload, max_retries) VALUES {rows}", *values)
+
+    def create_results(self) -> None:
+        self.sql("CREATE TABLE job_results (job_id varchar(36) NOT NULL, number int NOT NULL)")
+
+    def add_results(self, results: Sequence[tuple[str, int]]) -> None:
+        rows = ", ".join(["(%s, %s)"] * len(results))
+        self.sql(f"INSERT INTO job_results VALUES {rows}", *[value for result in results for value in result])
+
+    def remove_result(self, number: int) -> None:
+        self.sql("DELETE FROM job_results WHERE number = %s", number)
+
+    def results(self) -> list[tuple[str, int]]:
+        return [(job_id, number) for job_id, number in self.sql("SELECT job_id, number FROM job_results")]
 
     @abstractmethod
     def waiting_for_locks(self) -> int:
@@ -103,41 +186,15 @@ class Database(ABC):
         """Switch off what guards user code from deadlocks: the store tries nothing again."""
 
     @abstractmethod
-    def connections(self) -> dict[int, int]:
-        """All connections to the database but the one that asks: the client's port, and the server's name for it."""
-
-    @abstractmethod
     def end_connection(self, sql: Sql, connection: int) -> None:
         """End that connection, whatever it is doing."""
 
     def end_connections(self) -> int:
-        """End all of them but our own. How many it was."""
         ended = self.connections()
         with self.connect() as sql:
             for connection in ended.values():
                 self.end_connection(sql, connection)
         return len(ended)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """The server stands still (SIGSTOP) until the block ends."""
-        stopped = [self.server.pid]
-        try:
-            os.kill(self.server.pid, signal.SIGSTOP)
-            eventually(lambda: _is_stopped(self.server.pid), "the server is stopped")
-            for child in children_of(self.server.pid):  # stopped itself, it makes no more of them
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGSTOP)
-                    stopped.append(child)
-            yield
-        finally:
-            for pid in reversed(stopped):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-
-
-def _is_stopped(pid: int) -> bool:
-    return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
 
 
 class _PostgresSql(Sql):
@@ -149,7 +206,7 @@ class _PostgresSql(Sql):
         return cursor.fetchall() if cursor.description else []
 
 
-class PostgresDatabase(Database):
+class PostgresDatabase(SqlDatabase):
     """PostgreSQL."""
 
     engine = "postgres"
@@ -226,7 +283,7 @@ class _MariaDbSql(Sql):
             return list(cursor.fetchall())
 
 
-class MariaDbDatabase(Database):
+class MariaDbDatabase(SqlDatabase):
     """MariaDB."""
 
     engine = "mariadb"
@@ -299,4 +356,69 @@ class MariaDbDatabase(Database):
             sql.run("KILL CONNECTION %s", connection)
 
 
-ENGINES: dict[str, type[Database]] = {cls.engine: cls for cls in (PostgresDatabase, MariaDbDatabase)}
+class RedisDatabase(Database):
+    """Redis: a namespace on a server. Through a kill it keeps what it has written to its append-only file."""
+
+    engine = "redis"
+    first = "holdfast"
+    forgetful: ClassVar[Mapping[str, str]] = {"appendonly": "no"}
+    claim_mark = re.compile(re.escape(load_scripts()["claim"].sha.encode()))
+
+    @classmethod
+    def start(cls, settings: Mapping[str, str] | None = None) -> Server:
+        return RedisServer(settings={"appendonly": "yes", "appendfsync": "everysec", **(settings or {})})
+
+    def url(self, *, port: int = 0, timeout: float = 10.0) -> str:
+        return f"redis://127.0.0.1:{port or self.server.port}/0?namespace={self.name}&timeout={timeout:g}"
+
+    def ask(self, *words: object) -> Any:
+        """The answer to one command."""
+        return redis_command(self.server.port, *words)
+
+    def create(self, *, durable: bool = False) -> None:
+        pass  # the store does that
+
+    def drop(self) -> None:
+        if keys := self.ask("KEYS", f"{self.name}:*"):
+            self.ask("UNLINK", *keys)
+
+    def enqueue(self, task: str, payloads: Sequence[str], *, at_once: int = 1, max_retries: int = 3) -> None:
+        jobs = [
+            NewJob(id=SYSTEM.ids.job_id(), task=task, payload=payload.encode(), max_retries=max_retries)
+            for payload in payloads
+        ]
+        store = open_store(self.url(), SYSTEM)
+        for first in range(0, len(jobs), at_once):
+            store.insert_blocking(jobs[first : first + at_once])
+
+    def create_results(self) -> None:
+        pass  # a list is there with its first element
+
+    def add_results(self, results: Sequence[tuple[str, int]]) -> None:
+        self.ask("RPUSH", f"{self.name}:job_results", *[f"{number} {job_id}" for job_id, number in results])
+
+    def remove_result(self, number: int) -> None:
+        for job_id, found in self.results():
+            if found == number:
+                self.ask("LREM", f"{self.name}:job_results", 0, f"{number} {job_id}")
+
+    def results(self) -> list[tuple[str, int]]:
+        entries = [entry.partition(" ") for entry in self.ask("LRANGE", f"{self.name}:job_results", 0, -1)]
+        return [(job_id, int(number)) for number, _, job_id in entries]
+
+    def connections(self) -> dict[int, int]:
+        lines = self.ask("CLIENT", "LIST", "TYPE", "normal").splitlines()
+        clients = [dict(word.split("=", 1) for word in line.split()) for line in lines]
+        others = [client for client in clients if client["cmd"] not in ("client", "client|list")]
+        return {int(client["addr"].rpartition(":")[2]): int(client["id"]) for client in others}
+
+    def end_connections(self) -> int:
+        return int(self.ask("CLIENT", "KILL", "TYPE", "normal"))
+
+
+SQL_ENGINES: dict[str, type[SqlDatabase]] = {cls.engine: cls for cls in (PostgresDatabase, MariaDbDatabase)}
+ENGINES: dict[str, type[Database]] = {**SQL_ENGINES, RedisDatabase.engine: RedisDatabase}
+ON_SQL = pytest.mark.parametrize("engine", SQL_ENGINES, scope="module")
+"""The mark of tests that are about locks and transactions."""
+ON_REDIS = pytest.mark.parametrize("engine", [RedisDatabase.engine], scope="module")
+"""The mark of tests about what is one answer there, and several with others."""

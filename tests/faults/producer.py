@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,7 @@ from holdfast.errors import OutcomeUnknown, StoreUnavailable
 from holdfast.job import Job, JobId, NewJob, State
 from holdfast.ports import SYSTEM
 from holdfast.store import Inserted, InsertStatus, Store
+from tests.worker.programs import DEADLINE
 
 _EVERY = 0.01
 
@@ -17,7 +19,7 @@ _EVERY = 0.01
 class Producer:
     """Enqueues one job after the other in a thread of its own, until the block ends."""
 
-    def __init__(self, store: Store, task: str = "note") -> None:
+    def __init__(self, store: Store, task: str = "note", *, every: float = _EVERY) -> None:
         self.accepted: list[JobId] = []
         self.unknown: list[JobId] = []
         """Nobody could say whether they were stored."""
@@ -26,6 +28,7 @@ class Producer:
         self.error: BaseException | None = None
         self._store = store
         self._task = task
+        self._every = every
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, daemon=True)
 
@@ -48,14 +51,16 @@ class Producer:
 
     def _produce(self) -> None:
         try:
-            while not self._stopped.wait(_EVERY):
+            while not self._stopped.wait(self._every):
                 self._enqueue(NewJob(id=SYSTEM.ids.job_id(), task=self._task, payload=b"{}"))
         except BaseException as error:
             self.error = error
 
     def urgent(self) -> JobId:
         """A job that comes before all others, as soon as one is accepted."""
+        deadline = time.monotonic() + DEADLINE
         while True:
+            assert time.monotonic() < deadline, f"nothing is accepted any more: {self}"
             job = NewJob(id=SYSTEM.ids.job_id(), task=self._task, payload=b"{}", priority=-1)
             if self._enqueue(job):
                 return job.id

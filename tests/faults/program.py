@@ -6,12 +6,13 @@ import os
 import threading
 import time
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pymysql
 
 from holdfast import current
+from tests.servers import redis_command
 from tests.worker.program import app
 
 _server = urlsplit(os.environ["HOLDFAST_TEST_STORE"])
@@ -36,8 +37,12 @@ def _connection() -> Any:
 
 @app.task
 def record(number: int = 0) -> None:
-    """Work for a moment, and add a row to the table `job_results`."""
+    """Work for a moment, and add a row to the table `job_results`, or an element to the list."""
     time.sleep(0.005)
+    if _server.scheme == "redis":
+        namespace = parse_qs(_server.query)["namespace"][0]
+        redis_command(_server.port or 0, "RPUSH", f"{namespace}:job_results", f"{number} {current().id}")
+        return
     statement = "INSERT INTO job_results (job_id, number) VALUES (%s, %s)"
     _connection().cursor().execute(statement, (current().id, number))
 

@@ -1,4 +1,6 @@
-"""A wire between worker processes and their server that can keep a request to itself for as long as a test likes."""
+"""A wire between worker processes and their server that can keep a request to itself for as long as a test likes, or
+lose the answer to it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._mark: re.Pattern[bytes] | None = None
+        self._lost: re.Pattern[bytes] | None = None
+        self._cut = False
         self._lock = threading.Lock()
         self.held = threading.Event()
-        """A request is being held."""
+        """A request is being held, or its answer was lost."""
         self._released = threading.Event()
         self._sockets: list[socket.socket] = []
 
@@ -49,6 +53,14 @@ class Proxy:
         self._mark = None
         self._released.set()
 
+    def lose_reply(self, mark: re.Pattern[bytes], *, cut: bool) -> None:
+        """Pass on the next request with that in it, but nothing that the server says on that connection from then on:
+        it is cut, or nobody ever hears of it again.
+        """
+        self.held.clear()
+        self._cut = cut
+        self._lost = mark
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
@@ -59,15 +71,24 @@ class Proxy:
                     client.close()
                     continue
                 self._sockets += [client, server]
+                deaf = threading.Event()
                 for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+                    threading.Thread(target=self._pass_on, args=(source, target, deaf), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, deaf: threading.Event) -> None:
+        """`deaf`: the client is not to hear anything any more."""
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if self._is_to_be_held(data):
                     self.held.set()
                     self._released.wait()
+                elif self._is_to_be_unanswered(data):
+                    deaf.set()
+                elif deaf.is_set() and source.getpeername()[1] == self._server_port:
+                    self.held.set()
+                    if not self._cut:
+                        continue
+                    break
                 # Who has gone hears nothing, but what he said still counts.
                 with contextlib.suppress(OSError):
                     target.sendall(data)
@@ -79,4 +100,11 @@ class Proxy:
             if self._mark is None or not self._mark.search(data):
                 return False
             self._mark = None
+            return True
+
+    def _is_to_be_unanswered(self, data: bytes) -> bool:
+        with self._lock:
+            if self._lost is None or not self._lost.search(data):
+                return False
+            self._lost = None
             return True

@@ -12,18 +12,19 @@ from holdfast.job import Key, NewJob
 from holdfast.ports import SYSTEM
 from holdfast.store import Inserted, InsertStatus, Store
 from holdfast.stores import open_store
-from tests.faults.engines import Database, Sql
+from tests.faults.engines import ON_SQL, Sql, SqlDatabase
 
+pytestmark = ON_SQL
 _KEYS = ("a", "m", "z")
 _HOUR = 3600 * 1_000_000
 _SOON = 20.0
 
 
-def lock(sql: Sql, database: Database, key: str) -> None:
+def lock(sql: Sql, database: SqlDatabase, key: str) -> None:
     sql.run(f"SELECT 1 FROM holdfast_keys WHERE queue = 'default' AND {database.key_column} = %s FOR UPDATE", key)
 
 
-async def insert_into_a_deadlock(store: Store, database: Database) -> list[Inserted]:
+async def insert_into_a_deadlock(store: Store, database: SqlDatabase) -> list[Inserted]:
     """Insert jobs with the keys a, m and z, while somebody else holds z and waits for a.
 
     m is there to have it happen in this order: the store is the last to wait, so it is certain that all three wait.
@@ -55,7 +56,7 @@ async def insert_into_a_deadlock(store: Store, database: Database) -> list[Inser
             return await inserting
 
 
-async def test_a_deadlock_is_retried_and_user_code_does_not_see_it(database: Database) -> None:
+async def test_a_deadlock_is_retried_and_user_code_does_not_see_it(database: SqlDatabase) -> None:
     async with open_store(database.url(), SYSTEM) as store:
         before = database.deadlocks()
         answers = await insert_into_a_deadlock(store, database)
@@ -65,7 +66,7 @@ async def test_a_deadlock_is_retried_and_user_code_does_not_see_it(database: Dat
 
 
 async def test_without_retries_the_deadlock_reaches_user_code(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: SqlDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.never_retry(monkeypatch)
     async with open_store(database.url(), SYSTEM) as store:

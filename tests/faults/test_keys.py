@@ -10,9 +10,10 @@ from holdfast.lifecycle import Applied, replay
 from holdfast.ports import SYSTEM
 from holdfast.store import InsertStatus, JobQuery
 from holdfast.stores import open_store
-from tests.faults.engines import Database
+from tests.faults.engines import ON_SQL, SqlDatabase
 from tests.faults.history import check_keys
 
+pytestmark = ON_SQL
 _KEY = Key("k", "hash", 3600 * 1_000_000)
 _SOON = 20.0
 
@@ -26,7 +27,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_of_a_replay_and_an_insert_with_one_key_only_one_gets_it(database: Database) -> None:
+async def test_of_a_replay_and_an_insert_with_one_key_only_one_gets_it(database: SqlDatabase) -> None:
     async with open_store(database.url(), SYSTEM) as store, asyncio.timeout(_SOON):
         # The replay may lock what lies next to its job, by id; the other job is not next to it.
         second, between, first = new_job(), new_job(key=None), new_job()

@@ -1,7 +1,7 @@
 """Seed 003, "How We'll Test It", on servers: its three tests, and the lines of its table that are about workers.
 
-Jobs come by plain SQL, handlers write to a table, processes are killed. What the seed does with shell and PHP is done
-here with worker processes and a connection beside the store.
+Jobs come by plain SQL (where there is none, through the client), handlers write to a table (or a list), processes are
+killed. What the seed does with shell and PHP is done here with worker processes and a connection beside the store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.failures import decode_history
 from holdfast.job import Reason, State
-from tests.faults.engines import Database
+from tests.faults.engines import Database, SqlDatabase
 from tests.faults.stage import ServerStage
 from tests.worker.programs import TTL, eventually, is_alive
 
@@ -30,36 +30,28 @@ def stage(tmp_path: Path, database: Database) -> Iterator[ServerStage]:
         yield stage
 
 
-def recorded(database: Database) -> list[int]:
-    """The numbers that handlers wrote to their table."""
-    return [number for (number,) in database.sql("SELECT number FROM job_results ORDER BY number")]
-
-
 def check_each_was_processed_once(database: Database) -> None:
-    assert database.sql("SELECT count(*), count(DISTINCT job_id) FROM job_results") == [(JOBS, JOBS)]
-    assert recorded(database) == list(range(JOBS))
+    results = database.results()
+    assert sorted(number for _, number in results) == list(range(JOBS))
+    assert len({job_id for job_id, _ in results}) == JOBS
 
 
 # Test 1: concurrent workers, no duplicates.
 
 
 @pytest.mark.parametrize("workers", [5, 10])
-def test_a_thousand_jobs_inserted_by_plain_sql_are_processed_exactly_once(
+def test_a_thousand_jobs_from_another_program_are_processed_exactly_once(
     stage: ServerStage, database: Database, workers: int
 ) -> None:
-    database.sql("CREATE TABLE job_results (job_id varchar(36) NOT NULL, number int NOT NULL)")
+    database.create_results()
     if workers == 5:
         programs = [stage.start_alone(concurrency=2) for _ in range(workers)]
         for program in programs:
             program.wait_for("worker started")
     else:
         programs = [stage.supervisor(processes=workers)]
-    at_once = 1 if workers == 5 else 50
-    with database.connect() as sql:
-        for first in range(0, JOBS, at_once):
-            payloads = [f'{{"number": {number}}}' for number in range(first, first + at_once)]
-            rows = ", ".join(["('record', %s)"] * at_once)
-            sql.run(f"INSERT INTO holdfast_ready (task, payload) VALUES {rows}", *payloads)
+    payloads = [f'{{"number": {number}}}' for number in range(JOBS)]
+    database.enqueue("record", payloads, at_once=1 if workers == 5 else 50)
     stage.wait_for_count("succeeded", JOBS)
 
     check_each_was_processed_once(database)
@@ -76,17 +68,15 @@ def test_a_thousand_jobs_inserted_by_plain_sql_are_processed_exactly_once(
 
 
 def test_a_job_that_was_processed_twice_or_never_would_be_found(database: Database) -> None:
-    database.sql("CREATE TABLE job_results (job_id varchar(36) NOT NULL, number int NOT NULL)")
-    with database.connect() as sql:
-        for number in range(JOBS):
-            sql.run("INSERT INTO job_results VALUES (%s, %s)", f"job {number}", number)
+    database.create_results()
+    database.add_results([(f"job {number}", number) for number in range(JOBS)])
+    check_each_was_processed_once(database)
+    database.remove_result(7)
+    with pytest.raises(AssertionError):
         check_each_was_processed_once(database)
-        sql.run("DELETE FROM job_results WHERE number = 7")
-        with pytest.raises(AssertionError):
-            check_each_was_processed_once(database)
-        sql.run("INSERT INTO job_results VALUES ('job 8', 8)")
-        with pytest.raises(AssertionError):
-            check_each_was_processed_once(database)
+    database.add_results([("job 8", 8)])
+    with pytest.raises(AssertionError):
+        check_each_was_processed_once(database)
 
 
 # Test 2: worker crash recovery.
@@ -97,7 +87,7 @@ def test_a_job_whose_whole_process_tree_was_killed_is_brought_back_after_the_ttl
 ) -> None:
     keeper = stage.keeper()
     victim = stage.supervisor()
-    database.sql("INSERT INTO holdfast_ready (task, payload) VALUES ('hold_at_first', '{\"gate\": \"never\"}')")
+    database.enqueue("hold_at_first", ['{"gate": "never"}'])
     [job_id] = stage.jobs()
     child = stage.wait_for_entry(job_id).pid
     # The supervisor first: it would bring the job back.
@@ -126,7 +116,7 @@ def test_a_job_whose_worker_process_alone_was_killed_is_brought_back_at_once_by_
     stage: ServerStage, database: Database
 ) -> None:
     supervisor = stage.supervisor(ttl=60)  # nobody waits for that
-    database.sql("INSERT INTO holdfast_ready (task, payload) VALUES ('hold_at_first', '{\"gate\": \"never\"}')")
+    database.enqueue("hold_at_first", ['{"gate": "never"}'])
     [job_id] = stage.jobs()
     os.kill(stage.wait_for_entry(job_id).pid, signal.SIGKILL)
     killed = time.monotonic()
@@ -146,14 +136,15 @@ def test_a_poison_job_is_in_the_dead_letters_with_its_errors_after_three_attempt
     stage: ServerStage, database: Database
 ) -> None:
     stage.supervisor(concurrency=2)
-    database.sql("INSERT INTO holdfast_ready (task, payload, max_retries) VALUES ('poison', '{}', 2)")
+    database.enqueue("poison", ["{}"], max_retries=2)
     healthy = stage.enqueue_all(("note", {"number": number}) for number in range(20))
     stage.wait_for_count("failed", 1)
     [dead] = [job for job in stage.jobs().values() if job.task == "poison"]
     assert (dead.state, dead.reason, dead.attempt, dead.failures) == (State.FAILED, Reason.EXHAUSTED, 3, 3)
     errors = [(failure.type, failure.message) for failure in decode_history(dead.failure_history)]
     assert errors == [("ValueError", "on purpose")] * 3
-    assert database.sql("SELECT count(*) FROM holdfast_ready WHERE task = 'poison'") == [(0,)]
+    if isinstance(database, SqlDatabase):  # others see the same
+        assert database.sql("SELECT count(*) FROM holdfast_ready WHERE task = 'poison'") == [(0,)]
 
     # Nobody looks at it again, and nobody else was harmed.
     jobs = stage.wait_for_end(healthy)

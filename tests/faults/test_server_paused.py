@@ -18,7 +18,7 @@ from holdfast.job import NewJob, State
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, Session, Store
 from holdfast.stores import open_store
-from tests.faults.engines import Database
+from tests.faults.engines import ON_SQL, Database
 from tests.faults.producer import Producer, check_promise
 from tests.faults.stage import ServerStage
 from tests.faults.test_server_killed import (
@@ -96,6 +96,7 @@ async def _time(call: Awaitable[object]) -> float:
 # Negative control.
 
 
+@ON_SQL  # two are enough: what is switched off knows of no engine
 def test_with_the_wall_clock_instead_of_the_counter_a_pause_makes_living_workers_look_dead(
     tmp_path: Path, own_database: Database
 ) -> None:
