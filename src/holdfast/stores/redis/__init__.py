@@ -2,8 +2,8 @@
 
 A verb of the port is one Lua script on one queue (`lua/`, put together by `scripts`), called by a generator that
 knows no connection (`verbs`, `sessions`, `reading`, `opening`, `examine`). `dispatch` finds the server (`topology`) and
-deals with errors (`faults`); `wire` is the connection. `layout` names the keys, `records` is how jobs look in them,
-`wakeups` waits, `url` reads a store URL.
+deals with errors (`faults`); `connections` carries that out on the `wire`. `layout` names the keys, `records` is how
+jobs look in them, `wakeups` waits, `url` reads a store URL.
 """
 
 from holdfast.stores.redis.store import RedisStore

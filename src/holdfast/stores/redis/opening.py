@@ -60,8 +60,8 @@ def settle_layout(layout: Layout, names: Names | None, *, create: bool, where: s
     if kept is None:
         if not create:
             raise StoreUnavailable(
-                f"there is no Holdfast store {layout.namespace!r} at {where}: `holdfast migrate`, or the first enqueue, "
-                f"makes one"
+                f"there is no Holdfast store {layout.namespace!r} at {where}: `holdfast migrate` or the first "
+                f"enqueue makes one"
             )
         chosen = msgspec.json.encode(names or Names())
         yield Batch([Call(("SET", layout.layout, chosen, "NX"), layout.layout)], writes=False)  # may be repeated

@@ -41,7 +41,8 @@ from holdfast.store import (
     SessionPage,
 )
 from holdfast.stores.redis import opening, reading
-from holdfast.stores.redis.dispatch import Connections, Dispatcher, Verb
+from holdfast.stores.redis.connections import Connections
+from holdfast.stores.redis.dispatch import Dispatcher, Verb
 from holdfast.stores.redis.examine import examine
 from holdfast.stores.redis.layout import Layout, Names
 from holdfast.stores.redis.scripts import load_scripts

@@ -13,7 +13,8 @@ from contextlib import suppress
 
 from holdfast.errors import StoreError
 from holdfast.ports import Ports
-from holdfast.stores.redis.dispatch import Batch, Call, Connections
+from holdfast.stores.redis.connections import Connections
+from holdfast.stores.redis.dispatch import Batch, Call
 from holdfast.stores.redis.topology import slot_of
 from holdfast.stores.redis.verbs import Verbs
 from holdfast.stores.redis.wire import Line, LineFailed, ReplyError
