@@ -215,7 +215,7 @@ async def test_without_the_epoch_nobody_would_notice(
 ) -> None:
     """The negative control."""
 
-    async def blind(self: RedisStore, session_id: str) -> None: ...
+    async def blind(self: RedisStore, session_id: str, *, went_back: bool = False) -> None: ...
 
     monkeypatch.setattr(RedisStore, "_compare_epoch", blind)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):

@@ -61,7 +61,7 @@ async def test_without_the_check_for_traces_it_would_be_served_at_its_old_place(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = redis_scripts._piece
-    blind = whole("claim").replace("if from_list or string.sub(row, 1, 6) ~= 'ready\\t' then return false end", "")
+    blind = whole("claim").replace("if not time or string.sub(row, 1, 6) ~= 'ready\\t' then return false end", "")
     assert blind != whole("claim")
     monkeypatch.setattr(redis_scripts, "_piece", lambda name: blind if name == "claim" else whole(name))
     first, second = await rig.add_many(2)

@@ -21,6 +21,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.config import RedisSettings, Settings
 from holdfast.errors import InvalidOption, StoreError, StoreUnavailable
+from holdfast.ports import SYSTEM
 from holdfast.store import InsertStatus
 from holdfast.stores.redis import RedisStore
 from holdfast.stores.redis.dispatch import Batch, Call
@@ -131,7 +132,7 @@ async def test_a_late_reply_is_nobodys(server: RedisServer) -> None:
             assert caught.value.sent
         assert line.closed
         assert await say(store, "third") == ["third"]
-        blocking = BlockingLine(Place("127.0.0.1", fake.port), Access())
+        blocking = BlockingLine(Place("127.0.0.1", fake.port), Access(), SYSTEM.clock)
         with pytest.raises(LineFailed, match="timed out"):
             blocking.ask([("ECHO", "first")], 0.15)
         with pytest.raises(LineFailed):

@@ -168,16 +168,23 @@ class Connections:
             if line.is_alive():
                 return line
             line.close()
-        return BlockingLine(send.place, self._plain if send.plain else self.access)
+        return BlockingLine(send.place, self._plain if send.plain else self.access, self._ports.clock)
 
     def warm_up(self, place: Place, number: int) -> None:
         """Open so many blocking connections to the server, for calls to come."""
         idle = self._idle.setdefault((place, False), [])
         with suppress(LineFailed, ReplyError):  # whoever needs one opens it, and is told
             while len(idle) < min(number, self._pool_size):
-                idle.append(BlockingLine(place, self.access))
+                idle.append(BlockingLine(place, self.access, self._ports.clock))
 
     # The end.
+
+    async def ended(self) -> None:
+        """Wait for what is under way on this event loop, but no longer than for one answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.access.read_timeout):
+                for line in list(self._of_loop().lines.values()):
+                    await line.ended(self._ports.clock)
 
     def close(self) -> None:
         """Close what is idle on the calling thread's side, and the lines of every event loop."""

@@ -19,6 +19,7 @@ from holdfast.stores.redis.topology import slot_of
 
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,63}")
 _TAG = "{queue}"
+_MOST_CACHED = 10_000
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +69,11 @@ class Layout:
                 need = "exactly one %s, which stands for the worker" if wanted else "no % in it"
                 raise InvalidOption(f"the name of the {what} key, {shown(pattern)}, must have {need}")
         chosen = [*self._patterns.values(), *self._ready.values()]
+        for one in self._ready.values():
+            if any(other.startswith(f"{one}:") for other in chosen):
+                raise InvalidOption(
+                    f"the ready list {shown(one)} has shares whose names would begin like another key's"
+                )
         if len(set(chosen)) < len(chosen):
             raise InvalidOption(f"two kinds of keys have the same name: {', '.join(sorted(chosen))}")
 
@@ -93,6 +99,8 @@ class Layout:
         """The script's own keys. Not to be changed."""
         keys = self._cached.get((queue, script.name))
         if keys is None:
+            if len(self._cached) >= _MOST_CACHED:
+                self._cached.clear()
             keys = self._cached[queue, script.name] = [self.key(queue, name) for name in script.keys]
         return keys
 
@@ -106,7 +114,8 @@ class Layout:
         """The list of a lane ("priority, tab, share")."""
         priority, _, share = lane.partition("\t")
         pattern = self._ready.get(int(priority)) or f"{self.namespace}:{_TAG}:ready:{priority}"
-        return _fill(f"{pattern}:{share}" if share else pattern, queue)
+        key = _fill(pattern, queue)
+        return key + f":{share}".encode() if share else key
 
     def due(self, queue: str, lane: str) -> bytes:
         """Those of a lane that came back, or were delayed."""

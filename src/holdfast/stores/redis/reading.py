@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.job import Job, JobId
+from holdfast.job import Job, JobId, is_job_id
 from holdfast.store import JobQuery, Page, QueueCounts
 from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
 from holdfast.stores.redis.records import jobs_to_show
@@ -20,6 +20,8 @@ _MOST_ROUNDS = 40
 
 def get(verbs: Verbs, job_id: JobId) -> Verb[Job | None]:
     """See `Store.get`."""
+    if not is_job_id(job_id):
+        return None
     queues = yield from verbs.queues()
     replies = yield Batch([verbs.call("read", queue, [job_id]) for queue in queues], writes=False)
     return next(iter(_shown(verbs, queues, replies)), None)

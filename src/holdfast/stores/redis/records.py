@@ -111,8 +111,10 @@ def move_arguments(move: Move) -> list[Any]:
     )
     arguments: list[Any] = [move.job_id, header, written, len(move.then)]
     for new in move.then:
-        outbox = b"" if new.queue == move.queue else for_outbox(new)
-        arguments += [new.id, when(new), key_of(new), body_of(new), outbox]
+        if new.queue == move.queue:
+            arguments += [new.id, when(new), key_of(new), body_of(new), b""]
+        else:
+            arguments += [new.id, "", "", b"", for_outbox(new)]
     return arguments
 
 

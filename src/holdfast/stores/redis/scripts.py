@@ -22,7 +22,7 @@ SERVER_CLOCK = "local clock = redis.call('TIME')\nlocal now = clock[1] * 1000000
 """The server's own clock, in microseconds, the same for the whole script."""
 
 _MOVING = ("jobs", "states", "later", "lanes", "meta", "holders", "cancels", "expiry", "dead", "completed", "keys",
-           "key_expiry", "wake")  # fmt: skip
+           "key_expiry", "wake", "idle_lanes")  # fmt: skip
 _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "insert": (
         ("jobs", "later", "lanes", "meta", "keys", "key_expiry", "index", "wake", "checkpoints"),
@@ -47,6 +47,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("common", "remove", "prune"),
     ),
     "counts": (("meta", "later"), ("common", "counts")),
+    "sweep": (("lanes", "idle_lanes"), ("sweep",)),
     "oldest": (("jobs", "states", "later"), ("oldest",)),
     "pause": (("meta", "wake"), ("wake", "pause")),
     "pass_on": (("meta", "lanes", "later", "wake"), ("wake", "pass_on")),

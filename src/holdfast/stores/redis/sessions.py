@@ -47,7 +47,7 @@ class Sessions:
         if is_open:
             registry = self._layout.sessions
             # Entered after the root is there, so that an entry without a root is one whose time is over.
-            entry = run_script(self._scripts["enter"], [registry], [session.id])
+            entry = run_script(self._scripts["enter"], [registry], [0, session.id])
             yield Batch([entry, *(self._part(queue, session.id, "open") for queue in session.queues)])
 
     def join(self, session_id: SessionId, queue: str) -> Verb[None]:
@@ -57,11 +57,12 @@ class Sessions:
             raise SessionClosed(f"session {session_id} is not open; it may not claim jobs")
         yield Batch([self._part(queue, session_id, "open")])
 
-    def beat(self, session_id: SessionId, ttl: float) -> Verb[Beat]:
-        """See `Store.beat`. One round trip for the root, one for the parts."""
-        [fields] = yield Batch([self._root(session_id, "beat")])
-        if fields is None:
-            return Beat(open=False, held=0, cancel=())
+    def beat(self, session_id: SessionId, ttl: float) -> Verb[tuple[Beat, int]]:
+        """See `Store.beat`; and the counter. One round trip for the root, one for the parts."""
+        [raised] = yield Batch([self._root(session_id, "beat")])
+        if raised is None:
+            return Beat(open=False, held=0, cancel=()), 0
+        count, fields = raised
         queues = _queues_among(fields)
         keys = {queue: self._layout.processing(queue, session_id) for queue in queues}
         parts = yield Batch(
@@ -78,7 +79,7 @@ class Sessions:
         )
         held = {keys[queue]: part[1] for queue, part in zip(queues, parts, strict=True)}
         cancel = dict.fromkeys(job_id.decode() for part in parts for job_id in part[2])
-        return Beat(open=all(part[0] for part in parts), held=sum(held.values()), cancel=tuple(cancel))
+        return Beat(open=all(part[0] for part in parts), held=sum(held.values()), cancel=tuple(cancel)), count
 
     def close(self, session_id: SessionId, if_beat: int | None) -> Verb[bool]:
         """See `Store.close_session`. One that was begun before is completed."""
@@ -112,10 +113,10 @@ class Sessions:
         """See `Store.lost`. Completes what a close has begun: its root is closed, a part of it perhaps not yet."""
         jobs: list[Job] = []
         for queue in queues:
+            yield from self._complete_closes(queue)
             cursor = b"0"
             while len(jobs) < limit:
                 holders, cursor = yield from self._holders(queue, cursor, session_id)
-                yield from self._close_parts(queue, holders)
                 jobs += yield from self._jobs_of(holders, [queue], limit - len(jobs), "lost")
                 if cursor == b"0":
                     break
@@ -129,23 +130,24 @@ class Sessions:
         [[after, ids]] = yield Batch([Call(command, holders)], writes=False)
         return [holder.decode() for holder in ids], after
 
-    def _close_parts(self, queue: str, sessions: Sequence[SessionId]) -> Verb[None]:
-        roots = [self._layout.root(session_id) for session_id in sessions]
+    def _complete_closes(self, queue: str) -> Verb[None]:
+        """Close the parts of sessions whose root is closed, also of those that hold nothing."""
         parts = self._layout.key(queue, "parts")
-        found = yield Batch(
-            [
-                *(Call(("HGET", root, "open"), root) for root in roots),
-                *(Call(("HGET", parts, session_id), parts) for session_id in sessions),
-            ],
-            writes=False,
-        )
-        is_open, has_part = found[: len(sessions)], found[len(sessions) :]
-        half_closed = [
-            session_id
-            for session_id, root, part in zip(sessions, is_open, has_part, strict=True)
-            if root != b"1" and part == b"1"
-        ]
-        yield Batch([self._part(queue, session_id, "close") for session_id in half_closed])
+        cursor = b"0"
+        while True:
+            command = ("HSCAN", parts, cursor, "COUNT", _HOLDERS_AT_ONCE)
+            [[cursor, flat]] = yield Batch([Call(command, parts)], writes=False)
+            pairs = zip(flat[::2], flat[1::2], strict=True)
+            yield from self._close_parts(queue, [session_id.decode() for session_id, part in pairs if part == b"1"])
+            if cursor == b"0":
+                return
+
+    def _close_parts(self, queue: str, sessions: Sequence[SessionId]) -> Verb[None]:
+        """Of these sessions, which have open parts, close those whose root is not open."""
+        roots = [self._layout.root(session_id) for session_id in sessions]
+        found = yield Batch([Call(("HGET", root, "open"), root) for root in roots], writes=False)
+        closed = [session_id for session_id, is_open in zip(sessions, found, strict=True) if is_open != b"1"]
+        yield Batch([self._part(queue, session_id, "close") for session_id in closed])
 
     def _jobs_of(self, sessions: Sequence[SessionId], queues: Iterable[str], limit: int, which: str) -> Verb[list[Job]]:
         found: list[Job] = []
@@ -167,8 +169,8 @@ class Sessions:
 
     # Tidying.
 
-    def prune(self, limit: int) -> Verb[int]:
-        """Remove sessions that were closed long ago and hold nothing. How many."""
+    def prune(self, limit: int, queues: Sequence[str]) -> Verb[int]:
+        """Remove sessions that were closed long ago and hold nothing. How many. `queues`: all there are."""
         removed = 0
         cursor: str | None = None
         [now] = yield Batch([run_script(self._scripts["now"], [], [])], writes=False)
@@ -176,7 +178,9 @@ class Sessions:
             entries, cursor = yield from self._entries(cursor, _HOLDERS_AT_ONCE)
             for session_id, root in entries:
                 if removed < limit and _is_over(session_id, root, int(now)):
-                    removed += yield from self._prune_one(session_id, _queues_among(root[::2]))
+                    # Without a root it is one that was removed half-way.
+                    its_queues = _queues_among(root[::2]) if root else queues
+                    removed += yield from self._prune_one(session_id, its_queues)
             if cursor is None:
                 break
         return removed

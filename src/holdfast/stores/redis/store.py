@@ -198,7 +198,8 @@ class RedisStore:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """See `close`."""
+        """See `close`. What is under way on this event loop ends before."""
+        await self._connections.ended()
         self.close()
 
     def beside(self) -> RedisStore:
@@ -263,7 +264,7 @@ class RedisStore:
 
     async def open_session(self, session: Session) -> None:
         """See `Store.open_session`."""
-        await self._run(self._verbs.register(dict.fromkeys(session.queues)))
+        await self._run(self._verbs.register_anew(session.queues))
         await self._run(self._verbs.sessions.open(session))
         self._verbs.session_id = session.id
 
@@ -273,9 +274,14 @@ class RedisStore:
         `StoreReplaced` once, when the store was emptied or rolled back since: the session is closed then, so that what
         it holds by old leases cannot be mixed up with what is claimed from now on.
         """
-        beat = await self._run(self._verbs.sessions.beat(session_id, self._heartbeat_ttl(session_id)))
+        beat, count = await self._run(self._verbs.sessions.beat(session_id, self._heartbeat_ttl(session_id)))
         if beat.open or session_id == self._verbs.session_id:  # one that is not ours has nothing to close
-            await self._compare_epoch(session_id)
+            went_back = beat.open and count <= self._verbs.beats.get(session_id, 0)
+            self._verbs.beats = {session_id: count}
+            try:
+                await self._compare_epoch(session_id, went_back=went_back)
+            except StoreUnavailable as error:
+                raise OutcomeUnknown(f"the beat was counted, then: {error}") from error
         return beat
 
     def _heartbeat_ttl(self, session_id: SessionId) -> float:
@@ -288,11 +294,14 @@ class RedisStore:
         since = now - last[1] if last[0] == session_id else 0.0
         return usual if since < usual / 2 else 3 * since
 
-    async def _compare_epoch(self, session_id: SessionId) -> None:
+    async def _compare_epoch(self, session_id: SessionId, *, went_back: bool = False) -> None:
+        """`went_back`: the session's own counter has shown it already. That of the epoch rises with every beat of every
+        worker: alone, it would be back where it was soon after a short way back.
+        """
         known, count = self._verbs.epoch
         layout, scripts = self._verbs.layout, self._verbs.scripts
         found = await self._run(opening.epoch(layout, scripts, known, ""))
-        if found[0] == known and found[1] > count:
+        if found[0] == known and found[1] > count and not went_back:
             self._verbs.epoch = found
             return
         self._verbs.forget()

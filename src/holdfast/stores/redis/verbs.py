@@ -5,14 +5,14 @@ A batch for one queue is one round trip; scripts over many jobs are cut (`script
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidOption, SessionClosed, StoreError, StoreUnavailable
-from holdfast.job import DEFAULT_PRIORITY, Job, JobId, Lease, NewJob, SessionId
+from holdfast.errors import HoldfastError, InvalidOption, SessionClosed, StoreError
+from holdfast.job import DEFAULT_PRIORITY, Job, JobId, Lease, NewJob, SessionId, is_job_id
 from holdfast.lifecycle import Applied, Move
 from holdfast.store import (
     CancelAnswer,
@@ -40,7 +40,10 @@ from holdfast.stores.redis.sessions import Sessions
 
 _NO_LIMIT = DepthLimit()
 _FIRST_GUESS = (f"{DEFAULT_PRIORITY}\t",)
-_DELIVERED_AT_ONCE = 100
+_MOST_TRIES = 2
+"""How often a claim starts again because lanes turned up that this process did not know. Then it serves those it knows:
+new shares may keep coming."""
+_FEW_LANES = 16
 
 
 class Verbs:
@@ -51,6 +54,7 @@ class Verbs:
         self.scripts = scripts
         self.sessions = Sessions(layout, scripts)
         self.epoch: tuple[str, int] = ("", 0)
+        self.beats: dict[SessionId, int] = {}
         self.session_id: SessionId = ""
         self._known_queues: set[str] = set()
         self._known_lanes: dict[str, tuple[str, ...]] = {}
@@ -120,24 +124,30 @@ class Verbs:
         unknown = [queue for queue in queues if queue not in self._known_queues]
         if not unknown:
             return
-        if (shared := self.layout.one_queue_only) is not None:
-            [others] = yield Batch([Call(("SMEMBERS", self.layout.queues), self.layout.queues)], writes=False)
-            every = {other.decode() for other in others} | set(unknown)
-            if len(every) > 1:
-                raise InvalidOption(
-                    f"the ready list {shared!r} has no {{queue}} in its name, so this store can hold one queue only, "
-                    f"not {', '.join(sorted(every))}"
-                )
+        shared = self.layout.one_queue_only
         # To be in the registry changes nothing, so it is not a write that could be in doubt.
-        yield Batch([run_script(self.scripts["enter"], [self.layout.queues], unknown)], writes=False)
+        enter = run_script(self.scripts["enter"], [self.layout.queues], [int(shared is not None), *unknown])
+        [others] = yield Batch([enter], writes=False)
+        if shared is not None and (others or len(unknown) > 1):
+            raise self._one_queue_only({*unknown, *(other.decode() for other in others)})
         self._known_queues.update(unknown)
+
+    def _one_queue_only(self, queues: Collection[str]) -> InvalidOption:
+        return InvalidOption(
+            f"the ready list {self.layout.one_queue_only!r} has no {{queue}} in its name, so this store can hold one "
+            f"queue only, not {', '.join(sorted(queues))}"
+        )
+
+    def register_anew(self, queues: Collection[str]) -> Verb[None]:
+        """The same, whatever is known: a part of a cluster may have lost what it had."""
+        self._known_queues.difference_update(queues)
+        yield from self.register(dict.fromkeys(queues))
 
     def _register_again(self, queue: str) -> Verb[None]:
         """The queue had no jobs ever: it is new, or the store was emptied since we have registered it."""
-        self._known_queues.discard(queue)
-        with suppress(StoreError):  # the jobs are accepted; the next call tries again
+        with suppress(HoldfastError):  # the jobs are accepted; the next call tries again
             yield from keep_layout(self.layout)
-            yield from self.register({queue: None})
+            yield from self.register_anew([queue])
 
     def queues(self) -> Verb[list[str]]:
         """Every queue, by name."""
@@ -168,29 +178,34 @@ class Verbs:
     def _claim_from(self, queue: str, request: ClaimRequest, jobs: list[Job]) -> Verb[tuple[int, int]]:
         """Add the queue's jobs. The time there, and in how long the next is due, or -1."""
         joined = False
+        tries = 0
         while True:
+            lanes = self._known_lanes.get(queue, _FIRST_GUESS)
             limit = min(request.limit - len(jobs), CLAIMED_AT_ONCE)
-            [reply] = yield Batch([self._claim_call(queue, request, limit, self._known_lanes.get(queue, _FIRST_GUESS))])
+            [reply] = yield Batch([self._claim_call(queue, request, limit, lanes, serve=tries >= _MOST_TRIES)])
             if reply[0] == b"closed":
                 if joined:
                     raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
                 joined = True
                 yield from self.sessions.join(request.session_id, queue)
             elif reply[0] == b"lanes":
+                tries += 1
                 self._known_lanes[queue] = tuple({lane.decode() for lane in reply[1]})
             elif reply[0] == b"jobs":
-                now, due_in = reply[1], reply[2]
-                found, unreadable = readable(queue, reply[3:], 3)
+                now, due_in, in_use = reply[1:4]
+                if len(lanes) > max(_FEW_LANES, 4 * in_use):
+                    self._known_lanes.pop(queue, None)  # shares come and go
+                found, unreadable = readable(queue, reply[4:], 3)
                 jobs += found
                 yield from self.sessions.bury(queue, request.session_id, unreadable)
-                if len(jobs) == request.limit or due_in != 0:
+                if len(jobs) == request.limit or due_in != 0 or tries >= _MOST_TRIES:
                     return now, due_in
 
-    def _claim_call(self, queue: str, request: ClaimRequest, limit: int, lanes: Sequence[str]) -> Call:
+    def _claim_call(self, queue: str, request: ClaimRequest, limit: int, lanes: Sequence[str], *, serve: bool) -> Call:
         keys = [self.layout.processing(queue, request.session_id)]
         for lane in lanes:
             keys += self.lane_keys(queue, lane)
-        return self.call("claim", queue, [request.session_id, limit, request.turn, *lanes], keys)
+        return self.call("claim", queue, [request.session_id, limit, request.turn, int(serve), *lanes], keys)
 
     def lane_keys(self, queue: str, lane: str) -> tuple[bytes, bytes]:
         """The list and the `due` set of a lane ("priority, tab, share")."""
@@ -201,6 +216,9 @@ class Verbs:
         by_queue: dict[str, list[int]] = {}
         for at, move in enumerate(moves):
             by_queue.setdefault(move.queue, []).append(at)
+        elsewhere = {move.queue for move in moves if any(new.queue != move.queue for new in move.then)}
+        if elsewhere and self.layout.one_queue_only is not None:
+            raise self._one_queue_only({queue for move in moves for queue in (move.queue, *_queues_of(move.then))})
         calls: list[Call] = []
         places: list[int] = []
         for queue, positions in by_queue.items():
@@ -213,7 +231,6 @@ class Verbs:
         said = (Applied(answer.decode()) for reply in replies for answer in reply)
         for at, answer in zip(places, said, strict=True):
             answers[at] = answer
-        elsewhere = {move.queue for move in moves if any(new.queue != move.queue for new in move.then)}
         for queue in sorted(elsewhere):
             try:
                 yield from self.deliver(queue)
@@ -228,18 +245,22 @@ class Verbs:
             args += move_arguments(move)
         return self.call("apply", queue, args, [self.layout.processing(queue, session) for session in sessions])
 
-    def deliver(self, queue: str) -> Verb[int]:
-        """Insert what moves left in the queue's outbox. Any process may; ids make repeating it safe. How many."""
+    def deliver(self, queue: str) -> Verb[None]:
+        """Insert what moves left in the queue's outbox. Any process may: an id that is there is not inserted again."""
         outbox = self.layout.key(queue, "outbox")
-        [[_, flat]] = yield Batch([Call(("HSCAN", outbox, 0, "COUNT", _DELIVERED_AT_ONCE), outbox)], writes=False)
-        jobs = {}
-        for job_id, packed in zip(flat[::2], flat[1::2], strict=True):
-            with suppress(msgspec.MsgspecError):  # what somebody else put there stays
-                jobs[job_id] = from_outbox(packed)
-        if jobs:
-            yield from self.insert(list(jobs.values()))
-            yield Batch([Call(("HDEL", outbox, *jobs), outbox)])
-        return len(jobs)
+        cursor: bytes | int = 0
+        while True:
+            command = ("HSCAN", outbox, cursor, "COUNT", AT_ONCE)
+            [[cursor, flat]] = yield Batch([Call(command, outbox)], writes=False)
+            jobs = {}
+            for job_id, packed in zip(flat[::2], flat[1::2], strict=True):
+                with suppress(msgspec.MsgspecError):  # what somebody else put there stays
+                    jobs[job_id] = from_outbox(packed)
+            if jobs:
+                yield from self.insert(list(jobs.values()))
+                yield Batch([Call(("HDEL", outbox, *jobs), outbox)])
+            if cursor == b"0":
+                return
 
     def note(self, lease: Lease, progress: bytes) -> Verb[Applied]:
         """See `Store.note`."""
@@ -252,10 +273,12 @@ class Verbs:
     def request_cancel(self, job_ids: Sequence[JobId]) -> Verb[list[CancelAnswer]]:
         """See `Store.request_cancel`."""
         answers = [CancelAnswer.GONE] * len(job_ids)
+        places = [at for at, job_id in enumerate(job_ids) if is_job_id(job_id)]
         queues = yield from self.queues()
-        firsts = [first for first in range(0, len(job_ids), AT_ONCE) for _ in queues]
-        for first, reply in zip(firsts, (yield self._on_pieces("cancel", queues, job_ids)), strict=True):
-            for at, answer in enumerate(reply, first):
+        firsts = [first for first in range(0, len(places), AT_ONCE) for _ in queues]
+        batch = self._on_pieces("cancel", queues, [job_ids[at] for at in places])
+        for first, reply in zip(firsts, (yield batch), strict=True):
+            for at, answer in zip(places[first:], reply, strict=False):
                 if answer != b"gone":
                     answers[at] = CancelAnswer(answer.decode())
         return answers
@@ -267,21 +290,23 @@ class Verbs:
 
     def set_paused(self, queue: str, paused: bool) -> Verb[None]:
         """See `Store.set_paused`."""
-        self._known_queues.discard(queue)
-        yield from self.register({queue: None})
+        yield from self.register_anew([queue])
         yield Batch([self.call("pause", queue, [int(paused)])])
 
     def forget_jobs(self, job_ids: Sequence[JobId]) -> Verb[int]:
         """See `Store.forget`."""
         queues = yield from self.queues()
-        return sum((yield self._on_pieces("forget", queues, job_ids)))
+        return sum((yield self._on_pieces("forget", queues, [job_id for job_id in job_ids if is_job_id(job_id)])))
 
     def prune(self, limit: int) -> Verb[int]:
-        """See `Store.prune`. Delivers what outboxes still hold, too."""
+        """See `Store.prune`. Before, it delivers what outboxes still hold: what is pruned could be delivered again."""
         removed = 0
-        for queue in (yield from self.queues()):
-            with suppress(StoreUnavailable):  # there may be no room for more jobs: all the more reason to go on
+        queues = yield from self.queues()
+        for queue in queues:
+            with suppress(HoldfastError):  # there may be no room for more jobs: all the more reason to go on
                 yield from self.deliver(queue)
+        for queue in queues:
+            yield from self._sweep(queue)
             while removed < limit:
                 most = min(limit - removed, AT_ONCE)
                 [number] = yield Batch([self.call("prune", queue, [most])])
@@ -289,8 +314,21 @@ class Verbs:
                 if number < most:
                     break
         if removed < limit:
-            removed += yield from self.sessions.prune(limit - removed)
+            removed += yield from self.sessions.prune(limit - removed, queues)
         return removed
+
+    def _sweep(self, queue: str) -> Verb[None]:
+        """Remove the traces of cancelled jobs from lanes that have no other."""
+        idle = self.layout.key(queue, "idle_lanes")
+        [lanes] = yield Batch([Call(("SMEMBERS", idle), idle)], writes=False)
+        for first in range(0, len(lanes), AT_ONCE):
+            piece = [lane.decode() for lane in lanes[first : first + AT_ONCE]]
+            keys = [key for lane in piece for key in self.lane_keys(queue, lane)]
+            yield Batch([self.call("sweep", queue, piece, keys)])
+
+
+def _queues_of(jobs: Iterable[NewJob]) -> list[str]:
+    return [job.queue for job in jobs]
 
 
 def _inserted(job_id: JobId, answer: bytes) -> Inserted:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from holdfast.errors import StoreError
-from holdfast.ports import Ports
+from holdfast.ports import MICROSECONDS, Ports
 from holdfast.stores.redis.connections import Connections
 from holdfast.stores.redis.dispatch import Batch, Call
 from holdfast.stores.redis.topology import slot_of
@@ -21,6 +21,7 @@ from holdfast.stores.redis.wire import Line, LineFailed, ReplyError
 from holdfast.stores.wakeups import WakeupHub
 
 _FIRST_RETRY, _LAST_RETRY = 0.1, 5.0
+_HANDED_OVER_WITHIN = 1.0
 _FIRST_PASS, _LAST_PASS = 0.02, 0.25
 """Seconds until a token is passed on: longer each time while it comes back, since then everybody is busy."""
 
@@ -35,6 +36,7 @@ class Waiting:
         self._block = block
         self._ports = ports
         self._passing: dict[str, asyncio.Task[None]] = {}
+        self._until_due: set[str] = set()
         self._pauses: dict[str, float] = {}
 
     async def run(self, queues: Collection[str]) -> None:
@@ -51,6 +53,13 @@ class Waiting:
         finally:
             for passing in self._passing.values():
                 passing.cancel()
+            await self._hand_over(queues)
+
+    async def _hand_over(self, queues: Collection[str]) -> None:
+        """Who waits no more may have taken a token a moment ago."""
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_HANDED_OVER_WITHIN):
+                await self._connections.execute(Batch([self._verbs.call("pass_on", queue, []) for queue in queues]))
 
     async def _wait_for(self, of_key: dict[bytes, str]) -> None:
         retry = _FIRST_RETRY
@@ -87,15 +96,28 @@ class Waiting:
             if taken is not None:
                 queue = of_key[taken[0]]
                 self._hub.notify({queue})
+                if queue in self._until_due:
+                    self._until_due.discard(queue)
+                    self._passing.pop(queue).cancel()
                 if queue not in self._passing:
                     self._passing[queue] = asyncio.ensure_future(self._pass_on(queue))
 
     async def _pass_on(self, queue: str) -> None:
+        """Look whether jobs are left, now, and when the next one is due: the others have not heard of that one."""
         pause = self._pauses.get(queue, _FIRST_PASS)
+        task = asyncio.current_task()
         try:
-            await self._ports.clock.sleep(pause)
-            with suppress(StoreError):
-                [passed] = await self._connections.execute(Batch([self._verbs.call("pass_on", queue, [])]))
-                self._pauses[queue] = min(2 * pause, _LAST_PASS) if passed else _FIRST_PASS
+            while True:
+                await self._ports.clock.sleep(pause)
+                [left] = await self._connections.execute(Batch([self._verbs.call("pass_on", queue, [])]))
+                self._pauses[queue] = min(2 * pause, _LAST_PASS) if left < 0 else _FIRST_PASS
+                if left <= 0:
+                    return
+                self._until_due.add(queue)
+                pause = left / MICROSECONDS + _FIRST_PASS
+        except StoreError:
+            return
         finally:
-            del self._passing[queue]
+            if self._passing.get(queue) is task:
+                del self._passing[queue]
+                self._until_due.discard(queue)

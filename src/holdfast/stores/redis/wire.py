@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import hiredis
 import msgspec
 
+from holdfast.errors import InvalidOption
+from holdfast.ports import Clock
+
 Command = tuple[Any, ...]
 _NOTHING = object()
 
@@ -70,8 +73,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def packed(commands: Sequence[Command]) -> bytes:
-    """The commands as they travel."""
-    return b"".join([hiredis.pack_command(command) for command in commands])
+    """The commands as they travel. `InvalidOption` if one has a text in it that cannot."""
+    try:
+        return b"".join([hiredis.pack_command(command) for command in commands])
+    except UnicodeError as error:
+        raise InvalidOption(f"a text cannot be stored: {error}") from error
 
 
 def _new_reader() -> hiredis.Reader:
@@ -136,11 +142,18 @@ class Line(asyncio.Protocol):
         """The replies, errors among them. `LineFailed` if they do not come in time."""
         if self.closed or self._transport is None:
             raise LineFailed(f"the connection to {self.place} is closed", sent=False)
+        data = packed(commands)
         exchange = _Exchange(len(commands), self._loop.create_future())
         self._under_way.append(exchange)
         exchange.deadline = self._loop.call_later(timeout, self._too_late, exchange)
-        self._transport.write(packed(commands))
+        self._transport.write(data)
         return await exchange.answer
+
+    async def ended(self, clock: Clock) -> None:
+        """Wait until nothing is under way."""
+        while under_way := [exchange.answer for exchange in self._under_way if not exchange.answer.done()]:
+            await asyncio.wait(under_way)
+            await clock.sleep(0)  # who got an answer may go on with another question
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -195,10 +208,11 @@ class Line(asyncio.Protocol):
 class BlockingLine:
     """A connection that one thread uses at a time."""
 
-    def __init__(self, place: Place, access: Access) -> None:
+    def __init__(self, place: Place, access: Access, clock: Clock) -> None:
         self.place = place
         self._reader = _new_reader()
         self._access = access
+        self._clock = clock
         try:
             self._socket = socket.create_connection(place, timeout=access.dial_timeout)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -222,10 +236,12 @@ class BlockingLine:
         try:
             self._socket.settimeout(self._access.write_timeout)
             self._socket.sendall(packed(commands))
+            deadline = self._clock.monotonic() + timeout
             self._socket.settimeout(timeout)
             while len(replies) < len(commands):
                 while (reply := self._reader.gets()) is _NOTHING:
                     data = self._socket.recv(65536)
+                    self._socket.settimeout(max(0.001, deadline - self._clock.monotonic()))
                     if not data:
                         raise OSError("closed by the server")
                     self._reader.feed(data)

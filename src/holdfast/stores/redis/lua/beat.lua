@@ -2,6 +2,7 @@
 -- Answer: whether its part is open, how many jobs it holds here, which of them are to be cancelled.
 local session = ARGV[1]
 redis.call('HDEL', parts, '')  -- so that the write below is possible without memory, too: see moves.lua
+redis.call('HSETNX', parts, session, '1')  -- the root is open; only a close makes it 0, and that stays
 local open = redis.call('HGET', parts, session) == '1'
 local held = redis.call('HLEN', KEYS[OWN_KEYS + 1])
 if open then redis.call('SET', KEYS[OWN_KEYS + 2], 'holds ' .. held .. ' jobs', 'PX', ARGV[2]) end

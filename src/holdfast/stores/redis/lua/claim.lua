@@ -1,16 +1,19 @@
--- ARGV: session, limit, turn, then the lanes that the client knows ("priority, tab, share"). KEYS beyond the queue's own:
--- the session's processing hash, then for each of these lanes its list and its `due` set.
+-- ARGV: session, limit, turn, '1' to serve the lanes known although there are others, then the lanes that the client
+-- knows ("priority, tab, share"). KEYS beyond the queue's own: the session's processing hash, then for each of these
+-- lanes its list and its `due` set. Answer: 'closed'; 'again'; 'lanes' and all that have jobs; or 'jobs', now, in how long
+-- the next is due (-1: none waits), how many lanes have jobs, and id, record and row of each job.
 --
 -- A lane's list holds the jobs that were due when they came, in that order; its `due` set holds those that came back or
 -- were delayed. Both are ordered by (run_at, id), so the lane's next job is the first of the two. What was cancelled
--- meanwhile leaves a trace in them, which is dropped here. `lanes` counts the jobs that are in line.
-local session, limit, turn = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+-- meanwhile leaves a trace in them, which is dropped here: an entry in a list is good if its job was due when it came and
+-- has not moved since, one in a set if its time is the job's. `lanes` counts the jobs that are in line.
+local session, limit, turn, serve = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
 if redis.call('HGET', parts, session) ~= '1' then return {'closed'} end
-if redis.call('HGET', meta, 'paused') then return {'jobs', now, -1} end
+if redis.call('HGET', meta, 'paused') then return {'jobs', now, -1, 0} end
 
 local known = {}
-for i = 4, #ARGV do
-  local place = OWN_KEYS + 2 * (i - 3)
+for i = 5, #ARGV do
+  local place = OWN_KEYS + 2 * (i - 4)
   known[ARGV[i]] = {text = ARGV[i], list = KEYS[place], due = KEYS[place + 1]}
 end
 
@@ -26,18 +29,20 @@ local into, gone, missing = {}, {}, false
 for i = 1, #promoted, 2 do
   local id, lane = string.match(promoted[i], '^([^\t]+)\t(%-?%d+\t[^\t]*)$')
   if lane then  -- anything else was put there by somebody else
-    missing = missing or not known[lane]
     into[lane] = into[lane] or {}
     table.insert(into[lane], promoted[i + 1])
     table.insert(into[lane], id)
   end
-  gone[#gone + 1] = promoted[i]
+  if lane and not known[lane] then missing = true else gone[#gone + 1] = promoted[i] end
 end
-if missing then return every_lane(into) end
+if missing and not serve then return every_lane(into) end
 if #gone > 0 then
   redis.call('ZREM', later, unpack(gone))
   for lane, entries in pairs(into) do
-    redis.call('HINCRBY', lanes, lane, redis.call('ZADD', known[lane].due, unpack(entries)))
+    if known[lane] then
+      redis.call('ZADD', known[lane].due, unpack(entries))  -- over a trace, if there is one: that was not counted
+      redis.call('HINCRBY', lanes, lane, #entries / 2)
+    end
   end
   if #gone == MOST_PROMOTED then return {'again'} end
 end
@@ -45,12 +50,16 @@ end
 local waiting, groups = redis.call('HGETALL', lanes), {}
 for i = 1, #waiting, 2 do
   local lane = known[waiting[i]]
-  if not lane then return every_lane({}) end
+  if not lane and not serve then return every_lane({}) end
+  missing = missing or not lane
+  lane = lane or {text = waiting[i], unknown = true}
   local priority, share = string.match(lane.text, '^(%-?%d+)\t(.*)$')
   lane.priority, lane.share, lane.waiting = tonumber(priority), share, tonumber(waiting[i + 1])
   lane.before = lane.waiting
-  groups[lane.priority] = groups[lane.priority] or {}
-  table.insert(groups[lane.priority], lane)
+  if not lane.unknown then
+    groups[lane.priority] = groups[lane.priority] or {}
+    table.insert(groups[lane.priority], lane)
+  end
 end
 
 local function rotated(items, by)
@@ -73,39 +82,41 @@ local function serving_order()  -- lanes.serving_order
   return ordered
 end
 
--- The first `most` entries of a lane with both: those of the list marked, and all of them taken out.
+-- The first `most` entries of a lane with both, taken out, and the times of those that are from the `due` set.
 local function merged(lane, most)
   local came = redis.call('LRANGE', lane.list, 0, most - 1)
   local back = redis.call('ZRANGE', lane.due, 0, most - 1, 'WITHSCORES')
   local records = #came > 0 and redis.call('HMGET', jobs, unpack(came)) or {}
-  local out, from_list, leave, c, b = {}, {}, {}, 1, 1
+  local out, times, leave, c, b = {}, {}, {}, 1, 1
   while #out < most and (came[c] or back[b]) do
     local at = came[c] and tonumber(records[c] and string.match(records[c], '^%d+') or 0)
     local its = back[b] and tonumber(back[b + 1])
     if at and (not its or at < its or (at == its and came[c] < back[b])) then
-      out[#out + 1], from_list[#out + 1] = came[c], true
+      out[#out + 1] = came[c]
       c = c + 1
     else
-      out[#out + 1], leave[#leave + 1] = back[b], back[b]
+      out[#out + 1], leave[#leave + 1], times[#out + 1] = back[b], back[b], its
       b = b + 2
     end
   end
   if c > 1 then redis.call('LPOP', lane.list, c - 1) end
   if #leave > 0 then redis.call('ZREM', lane.due, unpack(leave)) end
-  return out, from_list
+  return out, times
 end
 
 local out, written, held, has, budget, bytes = {}, {}, {}, {}, limit + MOST_TRACES, 0
-local function take(id, record, row, from_list)
+local function take(lane, id, record, row, time)
   local r
   if not record or has[id] then return false end  -- a trace, and the job itself, may both be here
   if row then
-    if from_list or string.sub(row, 1, 6) ~= 'ready\t' then return false end
+    if not time or string.sub(row, 1, 6) ~= 'ready\t' then return false end
     r = parsed(row)
   else
     r = as_enqueued(record)
-    if r and from_list and tonumber(r.run_at) > now then return false end
+    if r and not time and r.run_at ~= r.created_at then return false end
   end
+  if r and time and tonumber(r.run_at) ~= time then return false end
+  if r and string.match(r.fixed, '^%d+\t(%-?%d+\t[^\t]*)\t') ~= lane.text then return false end  -- its id was used again
   r = r or unreadable(row)  -- the client cannot read it either, and buries it
   r.state, r.reason, r.session, r.claimed_at, r.version = 'in_flight', 'claimed', session, whole(now), whole(r.version + 1)
   row = row_of(r)
@@ -119,19 +130,24 @@ end
 local function pull(lane, most)
   local got = 0
   while got < most and budget > 0 and bytes < MOST_BYTES do
-    local ids, from_list
-    if redis.call('ZCARD', lane.due) > 0 then
-      ids, from_list = merged(lane, most - got)
+    local want, ids, times = most - got, nil, {}
+    if #out == 0 then
+      want = math.min(want, 16)  -- records may be large: look at some before taking many
     else
-      ids = redis.call('LPOP', lane.list, most - got)
+      want = math.max(1, math.min(want, math.floor((MOST_BYTES - bytes) / (bytes / (#out / 3) + 1))))
+    end
+    if redis.call('ZCARD', lane.due) > 0 then
+      ids, times = merged(lane, want)
+    else
+      ids = redis.call('LPOP', lane.list, want)
     end
     if not ids or #ids == 0 then  -- whatever the count says
-      lane.waiting = 0
+      lane.waiting = got
       break
     end
     local records, states_of = redis.call('HMGET', jobs, unpack(ids)), redis.call('HMGET', states, unpack(ids))
     for i, id in ipairs(ids) do
-      if take(id, records[i], states_of[i], not from_list or from_list[i]) then got = got + 1 end
+      if take(lane, id, records[i], states_of[i], times[i]) then got = got + 1 end
     end
     budget = budget - #ids
   end
@@ -178,12 +194,12 @@ if taken > 0 then
   end
 end
 local due_in = -1
-if taken == limit or left then
+if taken == limit or left or missing then
   due_in = 0
-  if left then wake_somebody() end
+  if left or missing then wake_somebody() end
 else
   redis.call('DEL', wake)
   local first = redis.call('ZRANGE', later, 0, 0, 'WITHSCORES')[2]
   if first then due_in = math.max(0, first - now) end
 end
-return {'jobs', now, due_in, unpack(out)}
+return {'jobs', now, due_in, #waiting / 2, unpack(out)}

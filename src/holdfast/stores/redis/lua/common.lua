@@ -20,9 +20,9 @@ local function parsed(row)  -- nil: it cannot be read
 end
 
 local function as_enqueued(record)  -- nil: it cannot be read
-  local run_at, _, fixed = string.match(record, RECORD)
+  local run_at, created_at, fixed = string.match(record, RECORD)
   return run_at and {state = 'ready', reason = 'enqueued', version = '0', session = '', cancel = '0', run_at = run_at,
-          claimed_at = '', ended_at = '', fixed = fixed, wrote = ''}
+          created_at = created_at, claimed_at = '', ended_at = '', fixed = fixed, wrote = ''}
 end
 
 -- What stands for a job that cannot be read, so that it can be moved. Its row is kept as it was, if it has one.

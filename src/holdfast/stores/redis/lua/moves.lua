@@ -71,6 +71,7 @@ local function leave_line(id, lane)
   count('waiting', -1)
   if redis.call('ZREM', later, id .. '\t' .. lane) == 0 and redis.call('HINCRBY', lanes, lane, -1) <= 0 then
     redis.call('HDEL', lanes, lane)
+    redis.call('SADD', idle_lanes, lane)  -- what is left there are traces: see sweep.lua
   end
 end
 

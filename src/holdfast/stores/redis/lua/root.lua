@@ -7,6 +7,8 @@ if verb == 'open' then  -- host, pid, queues
     redis.call('HSET', root, 'open', '1', 'beat', '0', 'opened_at', string.format('%.0f', now), 'beat_at',
                string.format('%.0f', now), 'host', ARGV[2], 'pid', ARGV[3], 'queues',
                table.concat(ARGV, '\t', 4))
+  end
+  if open ~= '0' then  -- before it gets its parts: a close must reach them
     for i = 4, #ARGV do redis.call('HSET', root, 'queue:' .. ARGV[i], '1') end
   end
   return open ~= '0' and 1 or 0
@@ -17,7 +19,7 @@ elseif verb == 'join' then  -- queue: from now on a close reaches that queue, to
 elseif verb == 'beat' then
   if open ~= '1' then return false end
   redis.call('HSET', root, 'beat_at', string.format('%.0f', now))
-  redis.call('HINCRBY', root, 'beat', 1)
+  return {redis.call('HINCRBY', root, 'beat', 1), redis.call('HKEYS', root)}
 elseif verb == 'close' then  -- the beat that it must still have, or ''
   if open ~= '1' or (ARGV[2] ~= '' and redis.call('HGET', root, 'beat') ~= ARGV[2]) then
     return {0, open == '0' and redis.call('HKEYS', root) or {}}
@@ -30,4 +32,3 @@ elseif verb == 'expire' then  -- for how long a closed session is kept
   redis.call('DEL', root)
   return 1
 end
-return redis.call('HKEYS', root)
