@@ -113,13 +113,16 @@ class Sessions:
         """See `Store.lost`. Completes what a close has begun: its root is closed, a part of it perhaps not yet."""
         jobs: list[Job] = []
         for queue in queues:
-            yield from self._complete_closes(queue)
             cursor = b"0"
             while len(jobs) < limit:
                 holders, cursor = yield from self._holders(queue, cursor, session_id)
+                yield from self._close_parts(queue, holders)
                 jobs += yield from self._jobs_of(holders, [queue], limit - len(jobs), "lost")
                 if cursor == b"0":
                     break
+        if not jobs and session_id is None:  # there is time for those that hold nothing
+            for queue in queues:
+                yield from self._complete_closes(queue)
         return jobs
 
     def _holders(self, queue: str, cursor: bytes, session_id: SessionId | None) -> Verb[tuple[list[SessionId], bytes]]:
@@ -143,11 +146,19 @@ class Sessions:
                 return
 
     def _close_parts(self, queue: str, sessions: Sequence[SessionId]) -> Verb[None]:
-        """Of these sessions, which have open parts, close those whose root is not open."""
+        """Close the open parts of those sessions whose root is not open."""
         roots = [self._layout.root(session_id) for session_id in sessions]
-        found = yield Batch([Call(("HGET", root, "open"), root) for root in roots], writes=False)
-        closed = [session_id for session_id, is_open in zip(sessions, found, strict=True) if is_open != b"1"]
-        yield Batch([self._part(queue, session_id, "close") for session_id in closed])
+        parts = self._layout.key(queue, "parts")
+        found = yield Batch(
+            [
+                *(Call(("HGET", root, "open"), root) for root in roots),
+                *(Call(("HGET", parts, session_id), parts) for session_id in sessions),
+            ],
+            writes=False,
+        )
+        standing = zip(sessions, found[: len(sessions)], found[len(sessions) :], strict=True)
+        half_closed = [session_id for session_id, root, part in standing if root != b"1" and part == b"1"]
+        yield Batch([self._part(queue, session_id, "close") for session_id in half_closed])
 
     def _jobs_of(self, sessions: Sequence[SessionId], queues: Iterable[str], limit: int, which: str) -> Verb[list[Job]]:
         found: list[Job] = []
