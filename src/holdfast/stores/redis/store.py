@@ -281,7 +281,8 @@ class RedisStore:
             try:
                 await self._compare_epoch(session_id, went_back=went_back)
             except StoreUnavailable as error:
-                raise OutcomeUnknown("the beat was counted; whether it is still the same store is unknown") from error
+                why = str(error).removesuffix(". Nothing was written")
+                raise OutcomeUnknown(f"the beat was counted; then, is it still the same store? {why}") from error
         return beat
 
     def _heartbeat_ttl(self, session_id: SessionId) -> float:
