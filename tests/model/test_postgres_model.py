@@ -63,7 +63,7 @@ def test_postgres_agrees_with_memory(model: type[PostgresModel]) -> None:
     agrees_with_memory(model, examples=EXAMPLES)
 
 
-# The negative control: with a guard of the server's functions taken out, the comparison fails. Another guard, the token in
+# The negative control: with a guard of the server's functions taken out, the comparison fails. Another, the token in
 # `settle`, is found by chance too seldom here; the conformance suite asks for it directly.
 
 
