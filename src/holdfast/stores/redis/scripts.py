@@ -37,10 +37,10 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bury": (_MOVING, ("common", "wake", "moves", "bury")),
     "beat": (("parts", "cancels"), ("beat",)),
     "part": (("parts", "holders"), ("part",)),
-    "held": (("jobs", "states", "progress", "parts"), ("held",)),
+    "held": (("jobs", "states", "progress", "parts"), ("listed", "held")),
     "note": (("jobs", "states", "progress", "parts"), ("common", "note")),
-    "read": (("jobs", "states", "progress"), ("read",)),
-    "find": (("jobs", "states", "progress", "index", "dead"), ("find",)),
+    "read": (("jobs", "states", "progress"), ("listed", "read")),
+    "find": (("jobs", "states", "progress", "index", "dead"), ("listed", "find")),
     "forget": (("jobs", "states", "progress", "index", "expiry", "dead", "meta"), ("remove", "forget")),
     "prune": (
         ("jobs", "states", "progress", "index", "expiry", "dead", "meta", "keys", "key_expiry"),

@@ -305,7 +305,7 @@ class RedisStore:
         if found[0] == known and found[1] > count and not went_back:
             self._verbs.epoch = found
             return
-        self._verbs.forget()
+        self._verbs.start_over()
         await self._run(self._verbs.sessions.close(session_id, None))
         await self._run(opening.keep_layout(layout))
         fresh = self._ports.ids.session_id()

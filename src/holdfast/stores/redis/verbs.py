@@ -59,7 +59,7 @@ class Verbs:
         self._known_queues: set[str] = set()
         self._known_lanes: dict[str, tuple[str, ...]] = {}
 
-    def forget(self) -> None:
+    def start_over(self) -> None:
         """The store was emptied or rolled back: what was known of it may be wrong."""
         self._known_queues.clear()
 

@@ -12,10 +12,7 @@ for _, id in ipairs(ids) do
       down_to = out[#out - 3]
       break
     end
-    out[#out + 1] = id
-    out[#out + 1] = record
-    out[#out + 1] = row
-    out[#out + 1] = redis.call('HGET', progress, id)
+    list(out, id, record, row)
   end
 end
 out[1] = down_to

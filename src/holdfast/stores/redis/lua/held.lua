@@ -5,12 +5,7 @@ for i = 3, #ARGV do
   if ARGV[2] == 'held' or redis.call('HGET', parts, ARGV[i]) ~= '1' then
     for _, id in ipairs(redis.call('HKEYS', KEYS[OWN_KEYS + i - 2])) do
       local row = #out < 4 * most and redis.call('HGET', states, id)
-      if row then  -- several queues may share one hash
-        out[#out + 1] = id
-        out[#out + 1] = redis.call('HGET', jobs, id)
-        out[#out + 1] = row
-        out[#out + 1] = redis.call('HGET', progress, id)
-      end
+      if row then list(out, id, redis.call('HGET', jobs, id), row) end  -- several queues may share one hash
     end
   end
 end
