@@ -1,0 +1,9 @@
+"""Histories: what happened in a run, noted as events, and the invariants that every run must keep.
+
+The simulation, the random tests and the fault runs note the same events and are judged by the same checks.
+"""
+
+from holdfast.testing.history.events import History
+from holdfast.testing.history.recording import read_events, recorded
+
+__all__ = ["History", "read_events", "recorded"]
