@@ -46,6 +46,10 @@ class Server(ABC):
 
     def __init__(self, *, startup_seconds: float = STARTUP_SECONDS) -> None:
         self.startup_seconds = startup_seconds
+        self.home: Path | None = None
+        """Where its folder is made at the first start; None: where the system has its temporary files."""
+        self.environment: dict[str, str] = {}
+        """What its process finds in its environment, besides our own."""
         self.port = 0
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,7 +97,7 @@ class Server(ABC):
         self._forget_process()
         deadline = time.monotonic() + self.startup_seconds
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{self.name}-"))
+            self._folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{self.name}-", dir=self.home))
             user = self._user()
             if user is not None:
                 shutil.chown(self._folder, user)
@@ -206,6 +210,7 @@ class Server(ABC):
             return subprocess.Popen(
                 command,
                 cwd=self.folder,
+                env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
