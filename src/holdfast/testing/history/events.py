@@ -81,6 +81,8 @@ class End(Event, frozen=True, kw_only=True, gc=False, tag="end"):
 
     job_id: JobId
     version: int
+    wished: float | None = None
+    """The handler asked for this delay itself, in seconds: `Retry(after=...)`."""
 
 
 class Effect(Event, frozen=True, kw_only=True, gc=False, tag="effect"):
@@ -104,8 +106,8 @@ class Settle(Call, frozen=True, kw_only=True, gc=False, tag="settle"):
     snoozes: int
     delay: int | None
     applied: Applied | None = None
-    retry_after: bool = False
-    """The delay was the handler's wish, not the backoff's."""
+    from_the_dead: bool = False
+    """It says what becomes of a claim whose session is closed. A worker's own move needs an open one."""
     then: tuple[JobId, ...] = ()
 
 
@@ -174,6 +176,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     max_snoozes: int = 100
     drained_within: float = 60.0
     """Seconds from `Healed` until every job has ended."""
+    steady_clock: bool = True
+    """The store's clock ran as the history's does: delays can be judged."""
+    keys_expire: bool = False
+    """Keys were held for so short a time that one may have had several jobs."""
+    damaged: frozenset[JobId] = frozenset()
+    """Jobs whose record the run itself has spoilt. They are not judged."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

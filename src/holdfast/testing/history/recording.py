@@ -185,6 +185,7 @@ class Recorded:
                 snoozes=move.snoozes,
                 delay=move.delay,
                 applied=applied,
+                from_the_dead=move.session_open is False,
                 then=tuple(job.id for job in move.then),
             )
         )
