@@ -1,5 +1,5 @@
-"""A test with worker processes on a server: what the store says about their jobs, and what the system does about
-their connections.
+"""A test with worker processes on any engine: what the store says about their jobs; and on a server: what the system
+does about their connections.
 """
 
 from __future__ import annotations
@@ -25,15 +25,11 @@ ESTABLISHED = "01"
 """As /proc/net/tcp writes it."""
 
 
-class ServerStage(Stage):
-    """One test on a database of a server. The programs reach it by `port`, and are as patient as `timeout` says."""
+class StoreStage(Stage):
+    """One test on any engine that several processes can share: it asks the store itself."""
 
-    application = "tests.faults.program:app"
-
-    def __init__(self, folder: Path, database: Database, *, port: int = 0, timeout: float = 10.0) -> None:
-        super().__init__(folder, database.url())
-        self.database = database
-        self.url = database.url(port=port, timeout=timeout)
+    def __init__(self, folder: Path, url: str) -> None:
+        super().__init__(folder, url)
         self._portal = Portal(SYSTEM)
 
     def __exit__(
@@ -103,7 +99,16 @@ class ServerStage(Stage):
         """The sessions that the store counts as open, with their processes."""
         return {view.id: view.pid for view in self.ask(all_sessions(self.store)) if view.open}
 
-    # Connections.
+
+class ServerStage(StoreStage):
+    """One test on a database of a server. The programs reach it by `port`, and are as patient as `timeout` says."""
+
+    application = "tests.faults.program:app"
+
+    def __init__(self, folder: Path, database: Database, *, port: int = 0, timeout: float = 10.0) -> None:
+        super().__init__(folder, database.url())
+        self.database = database
+        self.url = database.url(port=port, timeout=timeout)
 
     def sockets(self) -> dict[int, str]:
         """The sockets of the programs, and of this process, towards the server: their ports and states."""

@@ -168,6 +168,23 @@ class Program:
         assert self.exit_code() == -signal.SIGKILL
 
 
+def pause_between_writes(database: Path, programs: Sequence[Program]) -> None:
+    """Stop programs that work on a SQLite file (SIGSTOP) at a moment when none of them writes."""
+    while True:
+        for program in programs:
+            program.signal(signal.SIGSTOP)
+        eventually(lambda: all(program.is_stopped() for program in programs), "they are stopped")
+        impatient = sqlite3.connect(database, isolation_level=None, timeout=0)
+        try:
+            impatient.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError:
+            for program in programs:
+                program.signal(signal.SIGCONT)
+        finally:
+            impatient.close()
+
+
 class Stage:
     """One test on any engine: a folder with a ledger and gates, and the programs that work on a store."""
 
@@ -337,19 +354,7 @@ class World(Stage):
 
     def pause(self, *programs: Program) -> None:
         """Stop the programs (SIGSTOP), but not in the middle of a write: that would stop everybody else, too."""
-        while True:
-            for program in programs:
-                program.signal(signal.SIGSTOP)
-            eventually(lambda: all(program.is_stopped() for program in programs), "they are stopped")
-            impatient = sqlite3.connect(self.database, isolation_level=None, timeout=0)
-            try:
-                impatient.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError:
-                for program in programs:
-                    program.signal(signal.SIGCONT)
-            finally:
-                impatient.close()
+        pause_between_writes(self.database, programs)
 
     def sql(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """One statement, as any other program would send it."""
