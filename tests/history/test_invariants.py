@@ -55,7 +55,7 @@ def ending(*jobs: Job, counts: dict[str, int] | None = None, open_sessions: froz
     counted: dict[str, int] = {}
     for job in jobs:
         counted[job.state] = counted.get(job.state, 0) + 1
-    totals = msgspec.convert({"queue": "default", **(counted if counts is None else counts)}, QueueCounts)
+    totals = replace(QueueCounts(queue="default"), **(counted if counts is None else counts))
     return Ending(jobs=jobs, counts=(totals,), open_sessions=open_sessions)
 
 
