@@ -1,8 +1,9 @@
 """The board: what a worker process is doing, in memory that outlives it.
 
 The process writes; its supervisor reads, also after the process was killed in the middle of anything. It holds the
-session's id, when the event loop last ran, how many jobs are done, and for each slot the job that has started there.
-Times are on the machine's monotonic clock, which all its processes share.
+session's id, when the event loop last ran, how many jobs are done, for each slot the job that runs there, and the jobs
+that have an outcome since lately: when a process dies, an outcome may not have reached the store, and its job had
+started all the same. Times are on the machine's monotonic clock, which all its processes share.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ _TICK = struct.Struct("<d")
 _TICK_AT = 32
 _READY_AT = 40
 _LEAVING_AT = 41
-_STARTED, _ENDED = 1, 2
+_STARTED = 1
+_LATE = struct.Struct("<36s Q")
+_LATELY = 4096
+"""Jobs with an outcome that are remembered: more than a worker lets wait for the store to confirm."""
+_LATE_ROOM = _LATELY * _LATE.size
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
@@ -35,17 +40,19 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
 
 class Board:
-    """One worker process on one page or two. Each slot has one writer at a time."""
+    """One worker process on a few pages. Each slot has one writer at a time, and all end on the same thread."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
-        self._slots = (len(memory) - _HEADER_ROOM) // _SLOT_ROOM
+        self._slots = (len(memory) - _HEADER_ROOM - _LATE_ROOM) // _SLOT_ROOM
+        self._lately_at = _HEADER_ROOM + self._slots * _SLOT_ROOM
+        self._late = 0
         self._done = 0
 
     @staticmethod
     def size(slots: int) -> int:
         """Bytes for a process with so many slots."""
-        return _HEADER_ROOM + slots * _SLOT_ROOM
+        return _HEADER_ROOM + slots * _SLOT_ROOM + _LATE_ROOM
 
     @classmethod
     def private(cls, slots: int) -> Self:
@@ -96,11 +103,15 @@ class Board:
         self._memory[at] = _STARTED
 
     def end(self, slot: int) -> None:
-        """The job in this slot has an outcome. It stays on the board until the slot is used again: the outcome may not
-        have reached the store when the process dies, and then the job had started all the same.
-        """
-        self._memory[_HEADER_ROOM + slot * _SLOT_ROOM] = _ENDED
+        """The job in this slot, if one had started there, has an outcome."""
         self._done += 1
+        at = _HEADER_ROOM + slot * _SLOT_ROOM
+        if self._memory[at] == _STARTED:
+            _, job_id, version, _ = _SLOT.unpack_from(self._memory, at)
+            # First there, then no longer here: a kill in between leaves it in both places, not in none.
+            _LATE.pack_into(self._memory, self._lately_at + self._late % _LATELY * _LATE.size, job_id, version)
+            self._late += 1
+            self._memory[at] = 0
 
     # The supervisor reads.
 
@@ -129,15 +140,20 @@ class Board:
         """Whether the process takes no more jobs."""
         return self._memory[_LEAVING_AT] == 1
 
-    def started(self) -> list[Started]:
-        """The jobs that have started, and those that have ended lately. Whoever has ended has no deadline any more."""
+    def running(self) -> list[Started]:
+        """The jobs that have started and have no outcome."""
         found = []
         for slot in range(self._slots):
             flag, job_id, version, deadline = _SLOT.unpack_from(self._memory, _HEADER_ROOM + slot * _SLOT_ROOM)
             if flag:
-                limit = deadline if flag == _STARTED else math.inf
-                found.append(Started(job_id.decode("ascii", "replace"), version, limit))
+                found.append(Started(job_id.decode("ascii", "replace"), version, deadline))
         return found
+
+    def started(self) -> list[Started]:
+        """The same, and those that have had an outcome lately. Whoever has one has no deadline any more."""
+        lately = _LATE.iter_unpack(self._memory[self._lately_at :])
+        ended = [Started(job_id.decode("ascii", "replace"), version, math.inf) for job_id, version in lately if version]
+        return [*self.running(), *ended]
 
     def close(self) -> None:
         """Give the memory back."""

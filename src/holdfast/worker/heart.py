@@ -119,7 +119,7 @@ class Heart:
 
     def _past_a_hard_limit(self) -> bool:
         latest = self._ports.clock.monotonic() - _HARD_LIMIT_MARGIN
-        return any(started.hard_deadline < latest for started in self._board.started())
+        return any(started.hard_deadline < latest for started in self._board.running())
 
     def _answer(self, session_id: SessionId, known: int, beat: Beat) -> None:
         if not beat.open:

@@ -188,7 +188,7 @@ class Supervisor:
                 continue
             overdue = frozenset(
                 (started.job_id, started.version)
-                for started in child.board.started()
+                for started in child.board.running()
                 if started.hard_deadline + _HARD_LIMIT_MARGIN < now
             )
             if overdue:
