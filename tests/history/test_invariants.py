@@ -289,6 +289,13 @@ BAD: dict[str, tuple[int, History]] = {
             [enqueue(), claim(1.0), start(1.1), settle(5.0, 1, Reason.LOST, attempt=0, from_the_dead=True)], stored()
         ),
     ),
+    "given back by another process, though it had started": (
+        7,
+        history(
+            [enqueue(), claim(1.0), start(1.1), settle(2.0, 1, Reason.RELEASED, attempt=0, host="supervisor")],
+            stored(),
+        ),
+    ),
     "retried once too often": (7, history([enqueue(max_retries=2), claim(1.0), retry(3)], stored())),
     "given up too early": (
         7,

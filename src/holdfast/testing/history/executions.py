@@ -31,6 +31,9 @@ def attempts(facts: Facts) -> Iterator[Violation]:
                 if used != _attempts_used(settle, ran, used):
                     what = f"{settle.reason} with version {settle.version} used {used} attempts"
                     yield Violation(7, job_id, what)
+                if ran and settle.reason is Reason.RELEASED and settle.host != claim.host:
+                    what = f"version {settle.version} was given back by {settle.host} as if it had not started"
+                    yield Violation(7, job_id, what)
             if enqueues and settle.reason is Reason.RETRIED and settle.failures > enqueues[0].max_retries:
                 yield Violation(7, job_id, f"retried after {settle.failures} failures")
             if enqueues and settle.reason is Reason.EXHAUSTED and settle.failures <= enqueues[0].max_retries:

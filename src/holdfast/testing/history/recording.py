@@ -46,7 +46,34 @@ _MOST_PER_PAGE = 1000
 
 def digest_of(job: NewJob | Job) -> str:
     """What a handler is to be called with, in short."""
-    return hashlib.blake2b(job.task.encode() + b"\0" + job.payload, digest_size=8).hexdigest()
+    return digest(job.task, job.payload)
+
+
+def digest(task: str, payload: bytes) -> str:
+    """The same for a task and its payload."""
+    return hashlib.blake2b(task.encode() + b"\0" + payload, digest_size=8).hexdigest()
+
+
+def note_of_insert(
+    job: NewJob, *, began: float, at: float, host: str, inserted: Inserted | None, error: HoldfastError | None
+) -> Enqueue:
+    """What a producer was told about one job: an answer, an error, or neither, if he did not live to hear it."""
+    taken = inserted and inserted.status in (InsertStatus.CREATED, InsertStatus.EXISTING)
+    heard = Answer.OK if taken else Answer.FAILED if inserted else Answer.UNKNOWN
+    return Enqueue(
+        at=at,
+        host=host,
+        began=began,
+        answer=_answer(error) if error else heard,
+        job_id=job.id,
+        digest=digest_of(job),
+        queue=job.queue,
+        max_retries=job.max_retries,
+        delay=job.delay,
+        key=job.key.text if job.key else None,
+        status=inserted.status if inserted else None,
+        returned=inserted.job_id if inserted else "",
+    )
 
 
 class Recorded:
@@ -112,23 +139,8 @@ class Recorded:
             return
         for position, job in enumerate(jobs):
             inserted = answers[position] if answers else None
-            taken = inserted and inserted.status in (InsertStatus.CREATED, InsertStatus.EXISTING)
-            self._note(
-                Enqueue(
-                    at=self._clock(),
-                    host=self._host(),
-                    began=began,
-                    answer=_answer(error) if error else Answer.OK if taken else Answer.FAILED,
-                    job_id=job.id,
-                    digest=digest_of(job),
-                    queue=job.queue,
-                    max_retries=job.max_retries,
-                    delay=job.delay,
-                    key=job.key.text if job.key else None,
-                    status=inserted.status if inserted else None,
-                    returned=inserted.job_id if inserted else "",
-                )
-            )
+            at, host = self._clock(), self._host()
+            self._note(note_of_insert(job, began=began, at=at, host=host, inserted=inserted, error=error))
 
     # Claims and what becomes of them.
 
