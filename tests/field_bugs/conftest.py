@@ -12,9 +12,11 @@ from tests.field_bugs.places import MakePlace, Place  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakePlace:
+def places(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakePlace]:
     """Makes places, for scenes that a whole module looks at."""
-    return MakePlace(request, tmp_path_factory)
+    places = MakePlace(request, tmp_path_factory)
+    yield places
+    places.close()
 
 
 @pytest.fixture

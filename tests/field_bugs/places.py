@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import pytest
 
@@ -67,6 +67,7 @@ class MakePlace:
     def __init__(self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory) -> None:
         self._request = request
         self._folders = folders
+        self._pools: list[ThreadPoolExecutor] = []
 
     def of(self, engine: str) -> Place:
         """A new place, not opened yet."""
@@ -74,15 +75,13 @@ class MakePlace:
         return Place(engine, self._folders.mktemp(engine), server)
 
     def play(self, engines: tuple[str, ...], scene: Callable[[StoreStage], T]) -> Played[T]:
-        """Play a scene with worker processes on all these engines at once."""
+        """Begin a scene with worker processes on all these engines at once."""
 
         def play(place: Place) -> T:
-            with place.opened(), StoreStage(place.folder, place.url) as stage:
+            with StoreStage(place.folder, place.url) as stage:
                 return scene(stage)
 
-        places = [self.of(engine) for engine in engines]  # fixtures are no matter for threads
-        with ThreadPoolExecutor(len(places)) as pool:
-            return Played({place.engine: pool.submit(play, place) for place in places})
+        return self.ask(engines, play)
 
     def ask(self, engines: tuple[str, ...], question: Callable[[Place], T]) -> Played[T]:
         """The same for what needs no processes."""
@@ -91,13 +90,19 @@ class MakePlace:
             with place.opened():
                 return question(place)
 
-        places = [self.of(engine) for engine in engines]
-        with ThreadPoolExecutor(len(places)) as pool:
-            return Played({place.engine: pool.submit(ask, place) for place in places})
+        places = [self.of(engine) for engine in engines]  # fixtures are no matter for threads
+        pool = ThreadPoolExecutor(len(places))
+        self._pools.append(pool)
+        return Played({place.engine: pool.submit(ask, place) for place in places})
+
+    def close(self) -> None:
+        """Wait until everything is over, whether or not anybody asks for it."""
+        for pool in self._pools:
+            pool.shutdown()
 
 
 class Played(Generic[T]):
-    """What was found on each engine. What a scene raised there is raised for whoever asks."""
+    """What was found on each engine, once it is over there. What was raised there is raised for whoever asks."""
 
     def __init__(self, found: Mapping[str, Future[T]]) -> None:
         self._found = found
@@ -110,6 +115,6 @@ class Played(Generic[T]):
         return ((engine, self[engine]) for engine in self._found)
 
 
-def on(*engines: str) -> Any:
+def on(*engines: str) -> pytest.MarkDecorator:
     """The mark of a test that looks at one engine at a time."""
     return pytest.mark.parametrize("engine", engines)
