@@ -50,6 +50,8 @@ class _Wire:
         self.server = server
         self.deaf = False
         """The client never hears anything again, neither bytes nor an end."""
+        self.marked = False
+        """The request that `lose_reply` waits for has come by here; the one that makes it count has not yet."""
         self.dumb = False
         """The same for the server."""
         self.left: dict[str, int | None] = {}
@@ -73,6 +75,7 @@ class Proxy:
         self._random = random.Random(seed)
         self._weather = _Weather()
         self._mark: re.Pattern[bytes] | None = None
+        self._then: re.Pattern[bytes] | None = None
         self._wires: set[_Wire] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -138,12 +141,14 @@ class Proxy:
         """Nobody can connect. Connections that are there go on."""
         self._do(self._stop_listening())
 
-    def lose_reply(self, mark: re.Pattern[bytes]) -> None:
+    def lose_reply(self, mark: re.Pattern[bytes], then: re.Pattern[bytes] | None = None) -> None:
         """The next request with that in it reaches the server, but its client hears nothing any more.
 
-        `lost` is set when the server has answered. All other connections go on.
+        `then`: not yet the answer to that one is lost, but to the next with this in it on the same connection: its
+        commit. `lost` is set when the server has answered. All other connections go on.
         """
         self.lost.clear()
+        self._then = then
         self._mark = mark
 
     # What happens once.
@@ -295,6 +300,9 @@ class Proxy:
         if kind == "request":
             if self._mark is not None and self._mark.search(data):
                 self._mark = None
+                wire.marked = True
+            if wire.marked and (self._then is None or self._then.search(data)):
+                wire.marked = False
                 wire.deaf = True
             return wire.dumb
         if self._weather.replies_dropped:

@@ -134,6 +134,17 @@ def test_the_reply_to_a_marked_request_is_lost_and_all_others_pass(
         assert asked(other, b"commit") == b"COMMIT"
 
 
+def test_the_reply_to_the_commit_of_a_marked_request_is_lost(echo: Echo, proxy: Proxy, client: socket.socket) -> None:
+    proxy.lose_reply(re.compile(b"insert"), re.compile(b"commit"))
+    with connected(proxy) as other:
+        assert asked(client, b"insert") == b"INSERT"
+        assert asked(other, b"commit") == b"COMMIT"
+        client.sendall(b"commit")
+        assert proxy.lost.wait(60)
+        assert echo.heard[-1] == b"commit"
+        assert is_silent(client)
+
+
 def test_a_reset_is_heard_as_such_and_an_end_as_an_end(echo: Echo, proxy: Proxy, client: socket.socket) -> None:
     with connected(proxy) as other:
         proxy.reset()
