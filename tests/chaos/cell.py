@@ -33,3 +33,5 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     needs_root: bool = False
     programs: tuple[str, ...] = ()
     """What must be installed, besides the servers."""
+    smoke: bool = True
+    """Whether every test run has it. If not, another cell does about the same in less time."""

@@ -130,10 +130,10 @@ def call_digest(task: str, arguments: dict[str, Any]) -> str:
 
 @contextmanager
 def running(**arguments: Any) -> Iterator[None]:
-    """Note that a handler was called, with what, and that it is over."""
+    """Note that a handler was called, with what, and that it is over. An argument that is None was not given."""
     job = current()
     version = job.lease.version
-    digest = call_digest(job.task, arguments)
+    digest = call_digest(job.task, {name: value for name, value in arguments.items() if value is not None})
     note(Start(at=time.monotonic(), host=HOST, job_id=job.id, version=version, digest=digest))
     crash("after start")
     try:
@@ -154,14 +154,14 @@ def is_open(gate: str) -> bool:
 
 
 @app.task
-async def quick(number: int, text: str = "") -> int:
+async def quick(number: int, text: str | None = None) -> int:
     with running(number=number, text=text):
         act()
         return number
 
 
 @app.task
-def in_thread(number: int, text: str = "") -> int:
+def in_thread(number: int, text: str | None = None) -> int:
     with running(number=number, text=text):
         time.sleep(0.005)
         act()
