@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +53,7 @@ NOT_THERE_YET = (
     OSError,
 )
 """What a server that is only just coming back makes of a call, also of one that goes past the store."""
+_START = re.compile(rb'"event":"start".*?"job_id":"([^"]+)"')
 SLACK = 6
 """So many more connections, files or threads than before are no leak: pools grow to their size once."""
 
@@ -80,6 +83,10 @@ class Rig:
         self._producers: list[Producer] = []
         self._before: dict[str, float] = {}
         self._healed = False
+        self._workers: list[Program] = []
+        self._measured: tuple[Program, ...] = ()
+        self._starts: Counter[JobId] = Counter()
+        self._read_up_to: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -187,13 +194,8 @@ class Rig:
         command. `wait` False: do not wait until it is up. `environment`: `guard_off="..."` and the like.
         """
         settings = WorkerSettings(concurrency=concurrency, lease_ttl=ttl, grace=grace, keepers=keepers, poll=1.0)
-        return self._start(
-            [*prefix, sys.executable, "-m", "tests.worker.program_alone", self.application, encoded(settings)],
-            "worker started" if wait else "",
-            1,
-            url,
-            environment,
-        )
+        command = ["tests.worker.program_alone", self.application, encoded(settings)]
+        return self._start_worker([*prefix, sys.executable, "-m", *command], 1 if wait else 0, url, environment)
 
     def supervisor(
         self,
@@ -212,26 +214,29 @@ class Rig:
         options = {"processes": processes, "concurrency": concurrency, "lease-ttl": ttl, "grace": grace}
         named = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         command = ["holdfast.cli", "worker", self.application, *named, "--log-format", "json", *map(str, more)]
-        return self._start(
-            [*prefix, sys.executable, "-m", *command], "worker started" if wait else "", processes, url, environment
-        )
+        up = processes if wait else 0
+        return self._start_worker([*prefix, sys.executable, "-m", *command], up, url, environment)
 
     def keeper(
         self, *, ttl: float = TTL, url: str | None = None, prefix: Sequence[str] = (), **environment: object
     ) -> Program:
         """`holdfast keep`, up."""
         command = ["tests.chaos.program_keep", "keep", "--store", url or self.url(), "--lease-ttl", str(ttl)]
-        program = self._start([*prefix, sys.executable, "-m", *command], "", 0, url, environment)
+        program = self._start([*prefix, sys.executable, "-m", *command], url, environment)
         eventually(lambda: "keeping" in program.text(), "the keepers run", PATIENCE, program.text)
         return program
 
-    def _start(
-        self, command: Sequence[str], part: str, times: int, url: str | None, environment: dict[str, object]
+    def _start_worker(
+        self, command: Sequence[str], up: int, url: str | None, environment: dict[str, object]
     ) -> Program:
-        program = self.stage.start_command(command, **environment, store=url or self.url())
-        if part:
-            program.wait_for(part, times=times, seconds=PATIENCE)
+        program = self._start(command, url, environment)
+        self._workers.append(program)
+        if up:
+            program.wait_for("worker started", times=up, seconds=PATIENCE)
         return program
+
+    def _start(self, command: Sequence[str], url: str | None, environment: dict[str, object]) -> Program:
+        return self.stage.start_command(command, **environment, store=url or self.url())
 
     def processes(self, supervisor: Program) -> list[int]:
         """The worker processes of a supervisor that live now."""
@@ -248,7 +253,7 @@ class Rig:
     def producing_program(self, *, url: str | None = None) -> Program:
         """A producer in a process of its own, which can be killed."""
         command = [sys.executable, "-m", "tests.chaos.program_produce", url or self.url()]
-        program = self._start(command, "", 0, url, {})
+        program = self._start(command, url, {})
         eventually(lambda: "producing" in program.text(), "jobs are accepted", PATIENCE, program.text)
         return program
 
@@ -265,9 +270,15 @@ class Rig:
 
     def starts(self, *job_ids: JobId) -> int:
         """How often handlers of these jobs (none: of any) were called so far."""
-        wanted = [f'"{job_id}"' for job_id in job_ids] or [""]
-        lines = [line for path in self.folder.glob("history-*.jsonl") for line in path.read_text().split("\n")[:-1]]
-        return sum('"event":"start"' in line and any(job_id in line for job_id in wanted) for line in lines)
+        for path in self.folder.glob("history-[0-9]*.jsonl"):
+            read = self._read_up_to.get(path, 0)
+            if path.stat().st_size > read:
+                with path.open("rb") as file:
+                    file.seek(read)
+                    whole, newline, _ = file.read().rpartition(b"\n")
+                self._read_up_to[path] = read + len(whole) + len(newline)
+                self._starts.update(match[1].decode() for match in _START.finditer(whole))
+        return sum(self._starts[job_id] for job_id in job_ids) if job_ids else self._starts.total()
 
     def wait_for_starts(self, count: int, *job_ids: JobId) -> None:
         """Until handlers of these jobs (none: of any) were called so often."""
@@ -384,6 +395,9 @@ class Rig:
         """No more harm, every job ends, everybody stops. The history of it all."""
         for producer in self._producers:
             producer.stop()
+        for worker in self._workers:
+            if worker.popen.poll() is None:  # one that is told to stop before it can listen ends as any program would
+                worker.wait_for("worker started", seconds=PATIENCE)
         self.heal()
         self.drain()
         if self._before:
