@@ -171,17 +171,14 @@ class Claimer:
             await self._give_back_unknown()
 
     async def close_session(self) -> None:
-        """Close it, and give back what a claim took that nobody heard of: none of it has started."""
+        """Close it, and give back what has not started: what a claim took that nobody heard of, or too late."""
         await self._store.close_session(self.session_id)
-        unseen = [
-            job
-            for job in await self._store.lost(MOST_PER_CALL, session_id=self.session_id)
-            if not self._holding.knows(job)
-        ]
-        if unseen:
+        lost = await self._store.lost(MOST_PER_CALL, session_id=self.session_id)
+        unstarted = [job for job in lost if self._holding.give_back(job)]
+        if unstarted:
             failure = Failure(self._ports.clock.now(), 0, "WorkerStopped", "the worker stopped before the job started")
-            lost = Lost(failure, started=False)
-            await self._store.apply([settle(job, lost, RetryPolicy(), self._ports.random) for job in unseen])
+            outcome = Lost(failure, started=False)
+            await self._store.apply([settle(job, outcome, RetryPolicy(), self._ports.random) for job in unstarted])
 
     async def _give_back_unknown(self) -> None:
         self._in_doubt = False
