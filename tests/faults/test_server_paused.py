@@ -63,6 +63,10 @@ def test_a_pause_of_the_server_makes_nobody_look_dead(tmp_path: Path, own_databa
 
 
 async def test_no_call_outlives_its_deadline_while_the_server_stands_still(own_database: Database) -> None:
+    """Field bug B10. River (PR #1255, #1251): a call to the database that never came back stopped the fetcher, and the
+    enqueuer of periodic jobs, for as long. Here every kind of call ends with an error at its deadline; one without a
+    deadline would last as long as the pause.
+    """
     new = NewJob(id=SYSTEM.ids.job_id(), task="t", payload=b"{}")
     async with open_store(own_database.url(timeout=IMPATIENT), SYSTEM) as store:
         await store.open_session(Session(id="s"))

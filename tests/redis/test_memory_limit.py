@@ -252,6 +252,10 @@ def test_every_script_that_writes_is_one_of_them() -> None:
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "allkeys-random", "volatile-ttl"])
 async def test_a_server_that_may_throw_jobs_away_is_refused(server: RedisServer, policy: str) -> None:
+    """Field bug B21. Sidekiq (#2883), BullMQ (#2215), RQ (#1280): a Redis that evicts keys when memory is short dropped
+    jobs and locks without a word. Here such a server is refused at the first call, and again; without the look at its
+    policy the insert would succeed.
+    """
     server.ask("FLUSHALL")
     server.ask("CONFIG", "SET", "maxmemory-policy", policy)
     try:

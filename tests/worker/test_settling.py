@@ -208,6 +208,9 @@ def test_a_claim_that_was_not_carried_out_is_made_again(bench: Bench, heard: Hea
 def test_one_job_that_cannot_be_settled_does_not_take_the_others_of_its_batch_with_it(
     bench: Bench, heard: Heard
 ) -> None:
+    """Field bug B16. River (PR #258): when one part of a batch could not be completed, the whole batch was given up.
+    Here the others are settled one by one; without that they would stay in flight.
+    """
     store = bench.broken_store()
     app = bench.app(store)
     together = threading.Barrier(5)
@@ -232,6 +235,9 @@ def test_one_job_that_cannot_be_settled_does_not_take_the_others_of_its_batch_wi
 
 
 def test_one_job_that_can_not_be_settled_at_all_leaves_the_worker_working(bench: Bench) -> None:
+    """Field bug B16, its other half. River (PR #1292): an error that no repetition mends was repeated in a tight loop.
+    Here it is tried a few times, and others are served.
+    """
     store = bench.broken_store()
     app = bench.app(store)
 
