@@ -178,6 +178,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from `Healed` until every job has ended."""
     steady_clock: bool = True
     """The store's clock ran as the history's does: delays can be judged."""
+    set_back: float = 0.0
+    """Seconds by which the store's clock was set back, in all: what was due before that is due, whatever it shows."""
     keys_expire: bool = False
     """Keys were held for so short a time that one may have had several jobs."""
     damaged: frozenset[JobId] = frozenset()

@@ -29,8 +29,8 @@ def never_early(facts: Facts) -> Iterator[Violation]:
                 raised = settle.reason is Reason.REPLAYED
                 ready_since[settle.version + raised] = settle.began, settle.delay or 0
         for claim in claims:
-            if claim.claimed_at < claim.run_at:
-                early = (claim.run_at - claim.claimed_at) / MICROSECONDS
+            early = (claim.run_at - claim.claimed_at) / MICROSECONDS
+            if early > facts.rules.set_back:
                 yield Violation(10, job_id, f"version {claim.version} was claimed {early:.6f} s before it was due")
             since, delay = ready_since.get(claim.version - 1, (0.0, 0))
             waited = claim.at - since
