@@ -45,15 +45,21 @@ class Disk:
         _run("mount", "-o", _OPTIONS, str(self._image), str(self.path))
 
     def unmount(self) -> None:
-        """Make it disappear, as soon as the last of the processes that use it has gone."""
+        """Make it disappear. OSError if somebody still uses it after a while."""
         deadline = time.monotonic() + _UNMOUNTED_WITHIN
         while self.path.is_mount():
-            late = time.monotonic() > deadline
-            # A lazy one is not seen any more, and vanishes with its last user.
-            if not late and subprocess.run(["umount", str(self.path)], capture_output=True, check=False).returncode:
+            done = subprocess.run(["umount", str(self.path)], capture_output=True, check=False)
+            if done.returncode and time.monotonic() > deadline:
+                raise OSError(errno.EBUSY, done.stderr.decode(errors="replace").strip())
+            if done.returncode:
                 time.sleep(0.05)
-            elif late:
-                _run("umount", "-l", str(self.path))
+
+    def abandon(self) -> None:
+        """Make it disappear, whoever uses it: it is not seen any more, and vanishes with its last user."""
+        try:
+            self.unmount()
+        except OSError:
+            _run("umount", "-l", str(self.path))
 
     # Power.
 
@@ -69,7 +75,7 @@ class Disk:
             fcntl.ioctl(folder, _SHUTDOWN, struct.pack("I", _WITHOUT_FLUSHING_THE_LOG))
 
     def restore_power(self) -> None:
-        """Mount what is left. Whoever used it must have ended."""
+        """Mount what is left. Whoever used it must have ended: two at once would both write to it."""
         self.unmount()
         self.mount()
 
@@ -125,7 +131,7 @@ def disk(mebibytes: int = 64) -> Iterator[Disk]:
                 made.path.chmod(0o777)
                 yield made
             finally:
-                made.unmount()
+                made.abandon()
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
