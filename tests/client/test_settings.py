@@ -64,7 +64,7 @@ def test_everything_can_be_set() -> None:
         ({"jobs": {"key_window": 0}}, "key_window"),
         ({"jobs": None}, "at `$.jobs`"),
         ({"jobs": []}, "at `$.jobs`"),
-        ({"jobs": {"max_retries": object()}}, "at `$.jobs.max_retries`"),
+        ({"jobs": {"max_retries": {1}}}, "at `$.jobs.max_retries`"),
         ({"queues": {"max_depth": 0}}, "max_depth must be a whole number from 1"),
         ({"queues": {"warn_depth": -1}}, "warn_depth"),
         ({"queues": {"depths": {"mail": {"max_depth": 0}}}}, "max_depth"),

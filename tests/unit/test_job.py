@@ -196,7 +196,7 @@ def test_bad_numbers_are_refused(field: str, number: Any) -> None:
     assert f"must be a whole number from {least} to {most}, not " in message
 
 
-@pytest.mark.parametrize("field", set(BOUNDS) - {"run_at"})
+@pytest.mark.parametrize("field", sorted(set(BOUNDS) - {"run_at"}))
 def test_no_number_is_not_a_number(field: str) -> None:
     assert refused(field, None).endswith("not None")
 
