@@ -172,7 +172,8 @@ class Claimer:
 
     async def close_session(self) -> None:
         """Close it, and give back what has not started: what a claim took that nobody heard of, or too late."""
-        await self._store.close_session(self.session_id)
+        if not await self._store.close_session(self.session_id):
+            return  # somebody else has: what it held is his to bring back, and some of it may have run here
         lost = await self._store.lost(MOST_PER_CALL, session_id=self.session_id)
         unstarted = [job for job in lost if self._holding.give_back(job)]
         if unstarted:

@@ -1,4 +1,4 @@
-"""A worker that is told to stop at once while a claim is on its way: what the claim brought goes back unharmed."""
+"""The last claims of a worker that stops: what has not started goes back unharmed, and nothing else does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast import Holdfast, State, WorkerSettings
+from holdfast import Holdfast, Job, JobHandle, State, WorkerSettings
+from holdfast.keepers.rescue import Rescue
 from holdfast.lifecycle import Applied, Move
+from holdfast.ports import SYSTEM
 from holdfast.store import Claimed, ClaimRequest
 from holdfast.stores.memory import MemoryStore
 from tests.worker.bench import PATIENCE
 
 FOR_EVER = 3600.0
+
+
+def details(store: MemoryStore, job: JobHandle[Any]) -> Job:
+    return store._jobs[job.id]
 
 
 class LateReplies(MemoryStore):
@@ -50,9 +56,6 @@ async def test_a_job_whose_claim_is_answered_while_the_worker_stops_is_given_bac
         begun.set()
         await asyncio.sleep(FOR_EVER)
 
-    def details(job: Any) -> Any:
-        return store._jobs[job.id]
-
     first = await endless.aenqueue()
     service = app.worker_service(WorkerSettings(concurrency=2, poll=0.05, grace=FOR_EVER, keepers=False))
     working = asyncio.create_task(service.run())
@@ -63,6 +66,29 @@ async def test_a_job_whose_claim_is_answered_while_the_worker_stops_is_given_bac
         service.stop_now()
         await working
     assert store.taken == [first.id, second.id]
-    assert [details(job).state for job in (first, second)] == [State.READY, State.READY]
-    assert [details(job).attempt for job in (first, second)] == [0, 0]
-    assert [details(job).suspect for job in (first, second)] == [False, False]
+    assert [details(store, job).state for job in (first, second)] == [State.READY, State.READY]
+    assert [details(store, job).attempt for job in (first, second)] == [0, 0]
+    assert [details(store, job).suspect for job in (first, second)] == [False, False]
+
+
+async def test_a_job_that_has_run_is_not_given_back_as_if_it_had_not() -> None:
+    """Its session was closed meanwhile by somebody else, who counts its attempt; the worker must not be faster."""
+    store = MemoryStore()
+    app = Holdfast(store)
+    runs = 0
+
+    @app.task
+    async def told_to_stop() -> None:
+        nonlocal runs
+        runs += 1
+        await store.close_session(service.worker_id)
+        service.stop()
+
+    job = await told_to_stop.aenqueue()
+    service = app.worker_service(WorkerSettings(concurrency=1, grace=FOR_EVER, keepers=False))
+    async with asyncio.timeout(PATIENCE):
+        await service.run()
+    assert runs == 1
+    assert await Rescue(store, ports=SYSTEM).one_pass() == 1
+    assert details(store, job).attempt == 1
+    assert details(store, job).suspect
