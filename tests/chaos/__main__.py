@@ -99,6 +99,7 @@ def _run(cell: Cell, engine: str, fleet: Fleet, out: Path) -> Result:
             started_again={},
             duplicated={},
             stale=0,
+            back=[],
             recovery=[],
             violations=[told.split("\n")[0][:500]],
             finished_at=time.time(),

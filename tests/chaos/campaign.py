@@ -18,6 +18,8 @@ from tests.worker.programs import Program, eventually
 
 KILLS_PER_SLICE = 100
 SERVER_KILLS_PER_SLICE = 25
+BETWEEN_JOBS = 0.04
+"""Seconds. Those who are left must be able to do what comes: else it is the backlog that is measured."""
 WORKERS_KILLED = "campaign: workers killed"
 SERVER_KILLED = "campaign: server killed"
 
@@ -53,7 +55,7 @@ def _kill_workers(kills: int) -> Cell:
     def run(rig: Rig) -> None:
         rig.keeper()
         herd = _Herd(rig)
-        with rig.producer(_calls):
+        with rig.producer(_calls, every=BETWEEN_JOBS):
             for _ in range(kills):
                 time.sleep(random.uniform(0.1, 0.3))
                 herd.kill_one()
@@ -108,7 +110,7 @@ def _kill_server(kills: int) -> Cell:
         rig.keeper()
         rig.worker()
         rig.supervisor(processes=2)
-        with rig.producer(_calls):
+        with rig.producer(_calls, every=BETWEEN_JOBS):
             for _ in range(kills):
                 time.sleep(random.uniform(0.1, 0.5))
                 with rig.server_away():

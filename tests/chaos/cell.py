@@ -33,5 +33,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     needs_root: bool = False
     programs: tuple[str, ...] = ()
     """What must be installed, besides the servers."""
+    lacks: Callable[[], str] = str
+    """What else this machine lacks for it, in words; empty if nothing."""
     smoke: bool = True
     """Whether every test run has it. If not, another cell does about the same in less time."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from tests.chaos.cell import ENGINES, Cell
+from holdfast.job import State
+from tests.chaos.cell import ENGINES, SERVERS, Cell
 from tests.chaos.producer import with_long_ones
 from tests.chaos.program import POINTS
-from tests.chaos.rig import Rig
+from tests.chaos.rig import TTL, Rig, persistently
+from tests.worker.programs import eventually
 
 BETWEEN_KILLS = 0.25
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 # Killed.
@@ -88,6 +95,161 @@ def _paused_past_its_lease(rig: Rig) -> None:
     rig.wait_for_more(0)
 
 
+def _keepers_paused_and_killed(rig: Rig) -> None:
+    """While one keeper stands still, the other brings the jobs back; then it is the other way round."""
+    first, second = rig.keeper(), rig.keeper()
+    for paused, dies in ((first, None), (None, second)):
+        victim = rig.worker(keepers=False)
+        held = rig.enqueue("held_at_first", 3, gate="end")
+        rig.wait_for_starts(3, *held)
+        if paused:
+            rig.pause(paused)
+        if dies:
+            rig.kill(dies)
+        rig.kill(victim)
+        successor = rig.worker(keepers=False)
+        rig.wait_for_starts(6, *held)
+        if paused:
+            rig.resume(paused)
+        rig.drain()
+        rig.stop(successor)
+    rig.worker()
+
+
+# Starved.
+
+
+def _no_processor(rig: Rig) -> None:
+    """Four programs that do nothing but count, on however many processors there are."""
+    rig.worker()
+    rig.supervisor()
+    with rig.producer(with_long_ones(1.2 * TTL)):
+        rig.wait_for_more(10)
+        rig.fault("processor taken")
+        burners = [rig.stage.start_command([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+        time.sleep(TTL)
+        for burner in burners:
+            burner.kill()
+        rig.wait_for_more(10)
+
+
+def _event_loop_blocked(rig: Rig) -> None:
+    """For longer than a lease. The heart beats in a thread of its own, so nobody is taken for dead."""
+    rig.worker(concurrency=2)
+    rig.supervisor(concurrency=2)
+    rig.fault("event loop blocked")
+    rig.enqueue("blocking", 2, seconds=1.5 * TTL)
+    with rig.producer():
+        rig.wait_for_more(30)
+
+
+def _no_files(rig: Rig) -> None:
+    """A process that can open no file and no connection for a while, and loses those that it has."""
+    workers = rig.worker(), rig.supervisor()
+    with rig.producer():
+        rig.wait_for_more(20)
+        rig.measure(*workers)
+        rig.fault("out of files")
+        hoarding = rig.enqueue("hoarding", 2, seconds=0.7)
+        rig.wait_for_starts(2, *hoarding)
+        if rig.engine in SERVERS:
+            persistently(rig.database.end_connections)
+        rig.wait_for_more(20)
+
+
+def _killed_by_their_jobs(rig: Rig) -> None:
+    """Jobs whose process is killed whenever they run, as by the kernel that is out of memory, among others."""
+    rig.supervisor()
+    doomed = rig.enqueue("doomed", 2)
+    with rig.producer():
+        rig.wait_for_more(20)
+    rig.drain()
+    assert [(job.state, job.crashes, job.attempt) for job in rig.jobs(*doomed)] == [(State.FAILED, 3, 3)] * 2
+
+
+def _out_of_memory(rig: Rig) -> None:
+    """The kernel kills a process that has taken more than its group may have."""
+    group = MEMORY_GROUPS / f"holdfast-chaos-{rig.folder.name}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(200 * 2**20))
+        join = f'echo $$ > "{group}/cgroup.procs" && exec "$@"'
+        supervisor = rig.supervisor(prefix=("/bin/sh", "-c", join, "join"))
+        rig.fault("out of memory", supervisor.pid)
+        greedy = rig.enqueue("greedy", 1, mebibytes=400)
+        with rig.producer():
+            rig.wait_for_more(20)
+        rig.drain()
+        assert [job.state for job in rig.jobs(*greedy)] == [State.FAILED]
+        rig.stop(supervisor)
+    finally:
+        eventually(lambda: not (group / "cgroup.procs").read_text(), "its group is empty")
+        group.rmdir()
+
+
+def _no_memory_groups() -> str:
+    return "" if os.access(MEMORY_GROUPS / "cgroup.procs", os.W_OK) else "it needs memory groups that it may change"
+
+
+# Told to stop.
+
+
+def _told_to_stop(rig: Rig) -> None:
+    """While they idle, and while they work: everything is settled or given back, and no attempt is used for it."""
+    rig.stop(rig.worker(), rig.supervisor())
+    with rig.producer():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            workers = rig.worker(), rig.supervisor()
+            rig.wait_for_more(20)
+            rig.fault(f"told to stop ({signal.Signals(number).name})")
+            rig.stop(*workers, number=number)
+    rig.worker()
+
+
+def _told_to_stop_twice(rig: Rig) -> None:
+    """While handlers run that do not end by themselves: they are given back at once."""
+    workers = rig.worker(grace=60.0), rig.supervisor(grace=60.0)
+    held = rig.enqueue("held", 8, gate="end")
+    rig.wait_for_starts(8, *held)
+    rig.fault("told to stop twice (SIGTERM)")
+    rig.stop(*workers, times=2, codes=(1, 128 + signal.SIGTERM))
+    rig.open_gate("end")
+    rig.worker()
+    rig.drain()
+    assert {job.attempt for job in rig.jobs(*held)} == {1}, "a release has cost an attempt"
+
+
+def _hung_up(rig: Rig) -> None:
+    """SIGHUP, as when a terminal is closed. Nobody listens to it: it ends a process as it would any other."""
+    workers = rig.worker(), rig.supervisor()
+    with rig.producer():
+        rig.wait_for_more(20)
+        for program in workers:
+            rig.fault("kill (SIGHUP)", program.pid)
+        rig.stop(*workers, number=signal.SIGHUP, codes=(-signal.SIGHUP,))
+        rig.worker()
+        rig.wait_for_more(20)
+
+
+def _told_to_stop_without_server(rig: Rig) -> None:
+    """What they cannot settle any more is found by a keeper when the server is back."""
+    workers = rig.worker(), rig.supervisor()
+    with rig.producer():
+        rig.wait_for_more(20)
+        with rig.server_away():
+            for program in workers:
+                rig.fault("kill (SIGTERM, twice, without a server)", program.pid)
+            for program in workers:
+                program.signal(signal.SIGTERM)
+                program.wait_until_heard(signal.SIGTERM)
+                program.signal(signal.SIGTERM)
+            for program in workers:
+                code = program.exit_code()
+                assert code in (0, 1, 128 + signal.SIGTERM), f"ended with {code}:\n{program.text()[-4000:]}"
+        rig.worker()
+        rig.wait_for_more(20)
+
+
 CELLS: tuple[Cell, ...] = (
     *(
         Cell(
@@ -127,5 +289,78 @@ CELLS: tuple[Cell, ...] = (
         about="SIGSTOP until another worker has its jobs and runs them; then SIGCONT, and it settles them, too",
         engines=ENGINES,
         run=_paused_past_its_lease,
+    ),
+    Cell(
+        name="keepers paused and killed",
+        faults="F4",
+        about="a keeper stands still while another brings jobs back; then it goes on, and the other is killed",
+        engines=ENGINES,
+        run=_keepers_paused_and_killed,
+    ),
+    Cell(
+        name="jobs that kill their process",
+        faults="F23",
+        about="SIGKILL of the process of a job, every time it runs: it ends as a dead letter, others are not harmed",
+        engines=ENGINES,
+        run=_killed_by_their_jobs,
+    ),
+    Cell(
+        name="out of memory",
+        faults="F23",
+        about="the kernel kills a process that takes more memory than its group may have",
+        engines=ENGINES,
+        run=_out_of_memory,
+        needs_root=True,
+        lacks=_no_memory_groups,
+        smoke=False,
+    ),
+    Cell(
+        name="no processor",
+        faults="F24",
+        about="four programs that take all of the processors for the length of a lease",
+        engines=ENGINES,
+        run=_no_processor,
+    ),
+    Cell(
+        name="event loop blocked",
+        faults="F24",
+        about="a handler keeps the event loop for longer than a lease",
+        engines=ENGINES,
+        run=_event_loop_blocked,
+    ),
+    Cell(
+        name="out of files",
+        faults="F25",
+        about="workers can open no file and no connection for a while, and lose the connections that they have",
+        engines=ENGINES,
+        run=_no_files,
+    ),
+    Cell(
+        name="told to stop",
+        faults="F28",
+        about="SIGTERM while idle, SIGTERM and SIGINT under load",
+        engines=ENGINES,
+        run=_told_to_stop,
+    ),
+    Cell(
+        name="told to stop twice",
+        faults="F28",
+        about="SIGTERM twice while handlers run that do not end by themselves",
+        engines=ENGINES,
+        run=_told_to_stop_twice,
+    ),
+    Cell(
+        name="hung up",
+        faults="F28",
+        about="SIGHUP under load",
+        engines=ENGINES,
+        run=_hung_up,
+    ),
+    Cell(
+        name="told to stop without server",
+        faults="F28",
+        about="SIGTERM twice while the server is away and settlements wait for it",
+        engines=SERVERS,
+        run=_told_to_stop_without_server,
     ),
 )

@@ -243,12 +243,35 @@ async def blocking(number: int, seconds: float) -> int:
 
 
 @app.task(isolation="process", backoff=Steps((0.05,)))
+def doomed(number: int) -> None:
+    """End its process every time, as the kernel does with one that has taken all the memory."""
+    with running(number=number):
+        note(Fault(at=time.monotonic(), host=HOST, kind="killed by its job", victim=HOST))
+        os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
+
+@app.task(isolation="process", backoff=Steps((0.05,)))
 def greedy(number: int, mebibytes: int) -> int:
     """Take memory, all of it in use."""
     with running(number=number, mebibytes=mebibytes):
-        ballast = bytearray(b"x" * (mebibytes * 2**20))
+        ballast = [bytearray(b"x" * 2**20) for _ in range(mebibytes)]
         act()
-        return number + len(ballast) - mebibytes * 2**20
+        return number + len(ballast) - mebibytes
+
+
+@app.task(timeout=None)
+async def hoarding(number: int, seconds: float) -> int:
+    """Leave no room for another open file in this process, for so long."""
+    with running(number=number, seconds=seconds):
+        act()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return number
 
 
 # Guards that can be switched off.

@@ -55,8 +55,8 @@ def rendered(results: Sequence[Result]) -> str:
         "outside; at the end all of it is judged by `holdfast.testing.history.check`. *Lost*: accepted, and not there "
         "or not ended at the end. *Ran again*: a handler was called once more for a job, by cause; *acted twice*: so "
         "that its effect happened once more. *Late*: settlements of a worker that had lost its lease, all refused. "
-        "*Recovery*: from the death of a worker (or from when a keeper looked, if that is later) until its job is "
-        "claimed again.",
+        "*Back*: from the death of a worker (or from when a keeper looked, if that is later) until its job is back in "
+        "its queue; *claimed*: until somebody has it again. p50 / p99 / max, in seconds.",
         "",
         "## Campaigns",
         "",
@@ -119,13 +119,13 @@ _COLUMNS = (
     "acted twice",
     "late",
     "violations",
-    "recovery p50 / p99 / max, s",
+    "back",
+    "claimed",
     "s",
 )
 
 
 def _row(results: Sequence[Result]) -> tuple[str, ...]:
-    recovery = sorted(seconds for result in results for seconds in result.recovery)
     return (
         f"{sum(result.accepted for result in results):,}",
         str(sum(result.unknown for result in results)),
@@ -135,7 +135,8 @@ def _row(results: Sequence[Result]) -> tuple[str, ...]:
         _causes(result.duplicated for result in results),
         str(sum(result.stale for result in results)),
         str(sum(len(result.violations) for result in results)),
-        " / ".join(f"{_quantile(recovery, q):.2f}" for q in (0.5, 0.99, 1.0)) if recovery else "–",
+        _spread(seconds for result in results for seconds in result.back),
+        _spread(seconds for result in results for seconds in result.recovery),
         f"{sum(result.seconds for result in results):.0f}",
     )
 
@@ -169,6 +170,11 @@ def _causes(counters: Iterable[dict[str, int]]) -> str:
     for counter in counters:
         total.update(counter)
     return ", ".join(f"{cause} {count}" for cause, count in total.most_common()) or "0"
+
+
+def _spread(seconds: Iterable[float]) -> str:
+    ordered = sorted(seconds)
+    return " / ".join(f"{_quantile(ordered, q):.2f}" for q in (0.5, 0.99, 1.0)) if ordered else "none"
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -44,8 +44,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Effects after the first of a job, by cause."""
     stale: int
     """Settlements that came too late, and were refused."""
+    back: list[float]
+    """Seconds until a killed worker's job was back in its queue; from its death, or when a keeper looked, if later."""
     recovery: list[float]
-    """Seconds until a killed worker's job was claimed again; from its death, or from when a keeper looked, if later."""
+    """The same until it was claimed again."""
     violations: list[str]
     finished_at: float = 0.0
 
@@ -66,6 +68,7 @@ def judged(cell: str, engine: str, seconds: float, history: History) -> Result:
             doubled[why] += had_effect
     answers = {job_id: {one.answer for one in enqueues} for job_id, enqueues in facts.enqueues.items()}
     by_id = [answers for job_id, answers in answers.items() if job_id not in facts.accepted]
+    recovered = list(_recovery(facts))
     settles = [settle for settles in facts.settles.values() for settle in settles]
     return Result(
         cell=cell,
@@ -83,7 +86,8 @@ def judged(cell: str, engine: str, seconds: float, history: History) -> Result:
         started_again=dict(again),
         duplicated={why: count for why, count in doubled.items() if count},
         stale=sum(settle.applied is Applied.STALE for settle in settles),
-        recovery=[round(seconds, 3) for seconds in _recovery(facts)],
+        back=[round(back, 3) for back, _ in recovered],
+        recovery=[round(again, 3) for _, again in recovered],
         violations=violations[:_MOST_TOLD]
         + [f"and {len(violations) - _MOST_TOLD} more"] * (len(violations) > _MOST_TOLD),
     )
@@ -114,19 +118,22 @@ def _plainly(facts: Facts, why: str, host: str, by: float) -> str:
     return "worker lost"
 
 
-def _recovery(facts: Facts) -> Iterator[float]:
-    """For every claim that a killed worker left open: how long until the next claim of the same job."""
+def _recovery(facts: Facts) -> Iterator[tuple[float, float]]:
+    """For every claim that a killed worker left open: how long until its job was back, and until the next claim."""
     died: dict[str, Fault] = {}
     for fault in facts.faults:
         if fault.kind.startswith(KILLS):
             died.setdefault(fault.victim, fault)
     for job_id, claims in facts.claims.items():
-        settled = {(one.host, one.version) for one in facts.settles.get(job_id, ()) if one.applied is Applied.APPLIED}
+        settled = {one.version: one for one in facts.applied(job_id)}
         by_version = {claim.version: claim for claim in claims}
         for claim in claims:
             death = died.get(claim.host)
             again = by_version.get(claim.version + 1)
-            if death is None or again is None or (claim.host, claim.version) in settled or again.at < death.at:
+            settle = settled.get(claim.version)
+            if death is None or again is None or again.at < death.at or (settle and settle.host == claim.host):
                 continue
             keepers = [one.at for one in facts.keepers if one.host not in died or died[one.host].at > again.at]
-            yield max(0.0, again.at - max(death.at, min(keepers, default=death.at)))
+            since = max(death.at, min(keepers, default=death.at))
+            back = min(settle.at, again.at) if settle else again.at
+            yield max(0.0, back - since), max(0.0, again.at - since)

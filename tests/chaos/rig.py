@@ -23,9 +23,10 @@ import msgspec
 import psycopg
 import pymysql
 
+from holdfast import Holdfast
 from holdfast.config import WorkerSettings
 from holdfast.errors import HoldfastError, OutcomeUnknown, StoreUnavailable
-from holdfast.job import JobId
+from holdfast.job import Job, JobId
 from holdfast.ports import SYSTEM
 from holdfast.store import Store
 from holdfast.stores import open_store
@@ -56,6 +57,16 @@ NOT_THERE_YET = (
 _START = re.compile(rb'"event":"start".*?"job_id":"([^"]+)"')
 SLACK = 6
 """So many more connections, files or threads than before are no leak: pools grow to their size once."""
+
+
+class _Programs(Stage):
+    """Programs, and no use of the store: whoever comes first makes its schema."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+        self.programs = []
+        self._app = Holdfast(url)
 
 
 class Rig:
@@ -151,9 +162,12 @@ class Rig:
     def stage(self) -> Stage:
         """Where programs are started and watched."""
         if self._stage is None:
-            # The rig's own application opens the store: so the schema is there before anybody works.
-            self._stage = persistently(lambda: Stage(self.folder, self.url()))
+            self._stage = _Programs(self.folder, self.url())
         return self._stage
+
+    def open_store(self) -> None:
+        """Have the schema made, if it is not there. The first worker would do it otherwise."""
+        self.ask(lambda store: store.now())
 
     @property
     def store(self) -> Store:
@@ -263,6 +277,15 @@ class Rig:
         noted = recorded(self.store, self.note, time.monotonic, lambda: "rig")
         persistently(lambda: noted.insert_blocking(jobs))
         return [job.id for job in jobs]
+
+    def jobs(self, *job_ids: JobId) -> list[Job]:
+        """These jobs, as they are now."""
+
+        async def found(store: Store) -> list[Job]:
+            jobs = [await store.get(job_id) for job_id in job_ids]
+            return [job for job in jobs if job is not None]
+
+        return self.ask(found)
 
     def open_gate(self, gate: str) -> None:
         """Let the handlers go on that wait for it."""
@@ -381,15 +404,24 @@ class Rig:
 
         eventually(lambda: not left(), "every job has ended", seconds, lambda: self.ask(lambda store: store.counts()))
 
-    def stop(self, *programs: Program) -> None:
-        """SIGTERM, and wait for the end. What has stopped in time is noted: its sessions hold nothing any more."""
-        for program in programs:
-            program.signal(signal.SIGTERM)
+    def stop(
+        self, *programs: Program, number: int = signal.SIGTERM, times: int = 1, codes: Sequence[int] = (0,)
+    ) -> None:
+        """Send a signal so often, and wait for the end. Who has stopped is noted: its sessions hold nothing any more.
+
+        `codes`: how it may end.
+        """
+        for again in range(times):
+            for program in programs:
+                if program.popen.poll() is None:
+                    if again:
+                        program.wait_until_heard(number)
+                    program.signal(number)
         for program in programs:
             code = program.exit_code(PATIENCE)
-            for line in program.lines("worker stopped:"):
+            for line in program.lines("worker stopped"):
                 self.note(Stopped(at=time.monotonic(), host=str(program.pid), session_id=line.worker_id))
-            assert code == 0, f"{program.log.name} ended with {code}:\n{program.text()[-4000:]}"
+            assert code in codes, f"{program.log.name} ended with {code}:\n{program.text()[-4000:]}"
 
     def finish(self) -> History:
         """No more harm, every job ends, everybody stops. The history of it all."""

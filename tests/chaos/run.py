@@ -40,7 +40,7 @@ def missing(cell: Cell) -> str:
     if cell.needs_root and os.geteuid() != 0:
         return "it needs root"
     absent = [program for program in cell.programs if shutil.which(program) is None]
-    return f"not installed: {', '.join(absent)}" if absent else ""
+    return f"not installed: {', '.join(absent)}" if absent else cell.lacks()
 
 
 @contextmanager
