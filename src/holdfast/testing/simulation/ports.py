@@ -7,26 +7,29 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
-from holdfast.ports import Ports
-from holdfast.testing.simulation.loop import HOST, SimulatedLoop
+from holdfast.ports import Ports, microseconds
+from holdfast.testing.simulation.loop import SimulatedLoop, machine
 
 _EPOCH = 1_800_000_000 * 1_000_000
 
 
 class SimulatedClock:
-    """Virtual time; each host may see it shifted."""
+    """Virtual time as each host sees it: its wall clock may be wrong, and its monotonic one begins anywhere."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
         self.skew: dict[str, float] = {}
+        """By how many seconds the wall clock of a host is wrong."""
+        self.origin: dict[str, float] = {}
+        """What the monotonic clock of a host showed when the simulation began."""
 
     def now(self) -> int:
         """The host's wall clock, wrong by its skew."""
-        return _EPOCH + round((self._loop.time() + self.skew.get(HOST.get(), 0.0)) * 1_000_000)
+        return _EPOCH + microseconds(self._loop.time() + self.skew.get(machine(), 0.0))
 
     def monotonic(self) -> float:
-        """Virtual seconds."""
-        return self._loop.time()
+        """Virtual seconds, from the origin of the host."""
+        return self._loop.time() + self.origin.get(machine(), 0.0)
 
     async def sleep(self, seconds: float) -> None:
         """Virtual sleep."""
@@ -38,22 +41,25 @@ class SimulatedClock:
 
 
 class StoreClock(SimulatedClock):
-    """The clock of the store's own machine, whoever calls."""
+    """The clock of the store's own machine, whoever calls. `jumped` is how far it was set forward or back, in all."""
+
+    jumped = 0.0
 
     def now(self) -> int:
-        """Never skewed: stores own time."""
-        return _EPOCH + round(self._loop.time() * 1_000_000)
+        """The store's wall clock."""
+        return _EPOCH + microseconds(self._loop.time() + self.jumped)
+
+    def monotonic(self) -> float:
+        """Virtual seconds."""
+        return self._loop.time()
 
 
 class SimulatedRandom:
     """Chance from the seed."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
-        self._loop = loop
-
-    def fraction(self) -> float:
+        self.fraction = loop.chance.random
         """The next number of the seed."""
-        return self._loop.chance.random()
 
 
 class SimulatedIds:
@@ -76,13 +82,16 @@ class SimulatedIds:
 class NoThreads:
     """Refuses to start threads and processes: their order could not be replayed."""
 
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """Always an error."""
         raise RuntimeError(f"thread {name!r} inside the simulation")
 
     def event_loop(self, main: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """A task of the same host: on the simulated machine, too, it goes on while others wait."""
-        asyncio.get_running_loop().create_task(main(), name=name)
+        """The heartbeat of a worker: a part of its host, which goes on while the worker's own loop is blocked."""
+        self._loop.start_heart(main())
 
     def process(self, command: Sequence[str], fds: Sequence[int]) -> NoReturn:
         """Always an error."""
@@ -95,5 +104,5 @@ def simulated_ports(loop: SimulatedLoop) -> Ports:
         clock=SimulatedClock(loop),
         random=SimulatedRandom(loop),
         ids=SimulatedIds(loop),
-        spawner=NoThreads(),
+        spawner=NoThreads(loop),
     )

@@ -1,307 +1,395 @@
-"""One run: two worker hosts and a keeper on one faulty store; kills, pauses, skewed clocks; then heal, drain, check.
+"""One run: hosts that work, produce and keep on one faulty store; then heal, drain, stop, check.
 
-The hosts run the real worker, with its claimer, runner, settler, heartbeat and keepers; only time, chance, ids and
-processes are simulated. The history of what they did is checked against the invariants: nothing accepted is lost,
-nothing stale takes effect, nothing starts without a claim of its own.
+The hosts run the real worker, with its claimer, runner, settler, heartbeat and keepers, and the real client; only time,
+chance, ids, processes and the network are simulated. What they did is an exact history, judged by
+`holdfast.testing.history.check`.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
-from holdfast.config import WorkerSettings
-from holdfast.errors import HoldfastError, StoreError
-from holdfast.events import Event, LoopBlocked, PartFailed, SessionLost, SettleRefused
-from holdfast.failures import Failure
-from holdfast.job import ENDED, Job, JobId, NewJob, State
+from holdfast.app import Holdfast
+from holdfast.config import JobSettings, QueueSettings, Settings, WorkerSettings
+from holdfast.job import ENDED, State
 from holdfast.keepers.rescue import Rescue
-from holdfast.lifecycle import Applied, Crashed, Move, Outcome
-from holdfast.policy import FullJitter, RetryPolicy
-from holdfast.ports import Ports
-from holdfast.registry import Registry, TaskOptions
-from holdfast.store import Claimed, ClaimRequest, InsertStatus, Store
-from holdfast.stores.memory import MemoryStore
-from holdfast.testing.simulation.faulty import Faults, wrap
-from holdfast.testing.simulation.loop import HOST, SimulatedLoop, run_simulated
-from holdfast.testing.simulation.ports import SimulatedClock, StoreClock, simulated_ports
-from holdfast.worker.context import CurrentJob, current
-from holdfast.worker.handling import Handling
+from holdfast.keepers.retention import Retention
+from holdfast.store import MOST_PER_CALL, JobQuery
+from holdfast.tasks import FollowUps
+from holdfast.testing.history import History, check, read_ending
+from holdfast.testing.history.events import Cancel, Healed, KeeperReady, Rules, Settle, Stopped
+from holdfast.testing.simulation.handlers import QUEUES, Handlers
+from holdfast.testing.simulation.loop import HOST, run_simulated
+from holdfast.testing.simulation.processes import SimulatedProcesses
+from holdfast.testing.simulation.producers import Producers, told
+from holdfast.testing.simulation.run import Run
+from holdfast.testing.simulation.swarm import SQLITE_EVERY, Engine, Mishap
 from holdfast.worker.service import WorkerService
 
-TTL = 1.0
-_DRAIN_DEADLINE = 120.0
-_QUEUE = "simulated"
-
-
-class Happening(msgspec.Struct, frozen=True, gc=False):
-    """One line of the history."""
-
-    at: float
-    host: str
-    what: str
-    job_id: JobId
-    version: int = 0
+_DRAINED_AT_LEAST = 40.0
+_WORST_JOB = 15.0
+"""Virtual seconds that a slot may have to spend on one job, with all its attempts."""
+_STOPPED_WITHIN = 30.0
+_TIME_TO_RECOVER = 5.5
+"""The longest deadline of a call, and the longest pause of the settler after a failed one."""
+_SKEWS = (0.0, 3600.0, -3600.0)
+_LONG_AFTER = 20 * 366 * 24 * 3600.0
+_LATEST_RESTART = 0.5
 
 
 class Report(msgspec.Struct):
-    """What a run showed. `violations` is empty if every invariant held."""
+    """What a run showed. `violations` is empty if everything held that must hold."""
 
     seed: int
+    engine: Engine
     violations: list[str]
     fingerprint: str
     virtual_seconds: float
     happenings: Counter[str]
-    history: list[Happening]
-
-
-class _RecordedStore(MemoryStore):
-    """Writes claims and settlements into the history when they take effect, not when somebody hears of it."""
-
-    def __init__(self, ports: Ports, record: Callable[[str, JobId, int], None]) -> None:
-        super().__init__(ports=ports)
-        self._record = record
-
-    async def claim(self, request: ClaimRequest) -> Claimed:
-        claimed = await super().claim(request)
-        for job in claimed.jobs:
-            self._record("claim", job.id, job.version)
-        return claimed
-
-    async def apply(self, moves: Sequence[Move]) -> list[Applied]:
-        answers = await super().apply(moves)
-        for move, answer in zip(moves, answers, strict=True):
-            self._record(f"{move.reason.value} {answer.value}", move.job_id, move.version)
-        return answers
-
-
-class _SimulatedIsolation:
-    """No processes: an isolated job runs as any other, and its process dies by chance."""
-
-    def __init__(self, handling: Handling, registry: Registry, loop: SimulatedLoop, ports: Ports) -> None:
-        self._handling = handling
-        self._ports = ports
-        self._registry = registry
-        self._loop = loop
-
-    async def run(
-        self, job: Job, current: CurrentJob, hard_timeout: float | None, begun: Callable[[], None]
-    ) -> Outcome:
-        await self._ports.clock.sleep(self._loop.chance.choice([0.0, 0.0, 0.3]))
-        begun()
-        if self._loop.chance.random() < 0.1:
-            return Crashed(Failure(0, job.attempt + 1, "ProcessDied", "died by chance"))
-        return await self._handling.call_async(self._registry[job.task], job, current)
-
-    async def close(self) -> None:
-        pass
+    history: History
 
 
 class _World:
-    """Everything that one seed brings to life."""
+    """The hosts of a run, and what befalls them."""
 
-    def __init__(self, seed: int) -> None:
-        self.loop = SimulatedLoop(seed)
-        self.ports: Ports = simulated_ports(self.loop)
-        chance = self.loop.chance
-        self.faults = Faults(
-            request_lost=chance.choice([0.0, 0.02, 0.1]),
-            reply_lost=chance.choice([0.0, 0.02, 0.1]),
-            latency=chance.choice([0.0, 0.01, 0.1]),
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        plan = run.plan
+        self._settings = Settings(
+            queues=QueueSettings(max_depth=plan.max_depth),
+            jobs=JobSettings(key_window=plan.key_window),
+            worker=WorkerSettings(
+                queues=QUEUES,
+                concurrency=plan.concurrency,
+                lease_ttl=plan.ttl,
+                poll=plan.poll,
+                grace=plan.grace,
+                max_crashes=plan.max_crashes,
+                max_snoozes=plan.max_snoozes,
+                keepers=plan.keepers_in_workers,
+            ),
         )
-        store_ports = msgspec.structs.replace(self.ports, clock=StoreClock(self.loop))
-        self.memory = _RecordedStore(store_ports, self.record)
-        self.store: Store = wrap(self.memory, self.faults, self.ports)
-        self.policy = RetryPolicy(backoff=FullJitter(base=0.1, max=1.0))
-        self.history: list[Happening] = []
-        self.accepted: set[JobId] = set()
-        self.started_hosts = 0
-        self.services: dict[str, WorkerService] = {}
+        store, self._noted = told(run.store(), run)
+        self._app = Holdfast(store, settings=self._settings, on_event=run.hear, ports=run.ports)
+        self._processes = SimulatedProcesses(run, self._app.tasks, self._app.handling)
+        handlers = Handlers(run, self._app, self._crash)
+        self._producers = Producers(run, self._app, handlers, self._noted)
+        self._started = 0
+        self._services: dict[str, WorkerService] = {}
+        """Of the workers that live and were not told to stop."""
+        self._leaving: dict[str, tuple[int, float] | None] = {}
+        """Those that were told to, with what had harmed them by then. None: they have not got over it yet."""
+        self._keepers: list[str] = []
+        self._producing: set[str] = set()
+        self._harmed: dict[str, float] = {}
+        """When each host was last harmed."""
+        self._set_back = 0.0
+        self._drained_within = _DRAINED_AT_LEAST
+        """Seconds from the last fault until every job must have ended: the more are left, the longer."""
 
-    def record(self, what: str, job_id: JobId = "", version: int = 0) -> None:
-        self.history.append(Happening(self.loop.time(), HOST.get(), what, job_id, version))
+    # Hosts.
 
-    # A host that works.
-
-    def start_worker_host(self) -> str:
-        self.started_hosts += 1
-        host = f"worker-{self.started_hosts}"
-        clock = self.ports.clock
-        assert isinstance(clock, SimulatedClock)  # noqa: S101
-        clock.skew[host] = self.loop.chance.choice([0.0, 3600.0, -3600.0])
-        self.loop.on_host(host, self._work())
+    def _new_host(self, kind: str) -> str:
+        run = self._run
+        self._started += 1
+        host = f"{kind}-{self._started}"
+        run.clock.skew[host] = run.chance.choice(_SKEWS)
+        run.clock.origin[host] = run.chance.choice([0.0, 1e6])
         return host
 
-    async def _work(self) -> None:
-        """The real worker, whole: claimer, runner, settler, heartbeat and keepers."""
-        registry = Registry()
-        registry.add(
-            self._handler, "simulated", TaskOptions(queue=_QUEUE, backoff=self.policy.backoff, timeout=3 * TTL)
+    def _start_missing(self) -> None:
+        """What watches processes on a real machine: those that died are replaced."""
+        run, plan = self._run, self._run.plan
+        while len(self._services) < plan.workers:
+            host = self._new_host("worker")
+            context = run.loop.context_of(host)
+            self._services[host] = context.run(self._new_worker)
+            run.loop.create_task(self._work(host, self._services[host]), context=context)
+        while len(self._keepers) < plan.keeper_hosts:
+            host = self._new_host("keeper")
+            self._keepers.append(host)
+            run.loop.on_host(host, self._keep())
+
+    def _new_worker(self) -> WorkerService:
+        """The real worker, whole, as `Holdfast.worker_service` makes it, but for the processes of isolated jobs."""
+        run, app, settings = self._run, self._app, self._settings.worker
+        store = run.store()
+        follow_ups = FollowUps(app.tasks, app._client, run.hear)
+        rescue = Rescue(
+            store,
+            ports=run.ports,
+            ttl=settings.lease_ttl,
+            policy=settings.policy(),
+            listener=run.hear,
+            follow=follow_ups.add,
         )
-        handling = Handling(self.ports.clock)
-        rescue = Rescue(self.store, ports=self.ports, ttl=TTL, policy=self.policy)
-        service = self.services[HOST.get()] = WorkerService(
-            store=self.store,
-            registry=registry,
-            settings=WorkerSettings(concurrency=self.loop.chance.choice([1, 4]), lease_ttl=TTL, poll=1.0, grace=TTL),
-            handling=handling,
-            follow=lambda job, move: move,
-            keepers=[rescue.run],
-            isolation=_SimulatedIsolation(handling, registry, self.loop, self.ports),
-            ports=self.ports,
-            listener=self._hear,
+        retention = Retention(store, ports=run.ports, listener=run.hear, every=run.plan.prune_every)
+        return WorkerService(
+            store=store,
+            registry=app.tasks,
+            settings=settings,
+            handling=app.handling,
+            follow=follow_ups.add,
+            keepers=[rescue.run, retention.run],
+            isolation=self._processes,
+            ports=run.ports,
+            listener=run.hear,
         )
+
+    async def _work(self, host: str, service: WorkerService) -> None:
+        run = self._run
+        if run.plan.keepers_in_workers:
+            run.note(KeeperReady(at=run.loop.time(), host=host))
         await service.run()
+        if host not in self._leaving:
+            self._services.pop(host, None)
+            run.surprises.append(f"{host} ended, and nobody had asked it to")
+        elif self._leaving.pop(host) == self._harm(host):
+            run.note(Stopped(at=run.loop.time(), host=host, session_id=service.worker_id))
 
-    def _hear(self, event: Event) -> None:
-        match event:
-            case SessionLost():
-                self.record("session lost")
-            case LoopBlocked():
-                self.record("loop blocked")
-            case SettleRefused():
-                self.record("settlement refused", event.job_id)
-            case PartFailed():
-                self.record(f"part failed {event.part}")
+    async def _keep(self) -> None:
+        run, settings = self._run, self._settings.worker
+        store = run.store()
+        run.note(KeeperReady(at=run.loop.time(), host=HOST.get()))
+        retention = Retention(store, ports=run.ports, listener=run.hear, every=run.plan.prune_every)
+        run.loop.on_host(HOST.get(), retention.run())
+        follow_ups = FollowUps(self._app.tasks, self._app._client, run.hear)
+        await Rescue(
+            store,
+            ports=run.ports,
+            ttl=settings.lease_ttl,
+            policy=settings.policy(),
+            listener=run.hear,
+            follow=follow_ups.add,
+        ).run()
 
-    async def _handler(self) -> None:
-        chance = self.loop.chance
-        lease = current().lease
-        self.record("start", lease.job_id, lease.version)
-        current().progress(0.5)
-        await self.ports.clock.sleep(chance.choice([0.0, 0.05, 0.5, 2.5 * TTL]))
-        if chance.random() < 0.2:
-            raise RuntimeError("failed by chance")
-        self.record("effect", lease.job_id, lease.version)
+    def _start_producers(self) -> None:
+        for _ in range(self._run.plan.producers):
+            host = self._new_host("producer")
+            self._producing.add(host)
+            self._run.loop.on_host(host, self._produce(host))
+
+    async def _produce(self, host: str) -> None:
+        await self._producers.produce()
+        self._producing.discard(host)
+
+    # What befalls them.
+
+    def _harm(self, host: str) -> tuple[int, float]:
+        """What has harmed the host so far."""
+        return self._run.faults.harm, self._harmed.get(host, 0.0)
+
+    def _is_calm(self, host: str) -> bool:
+        """Whether nothing has harmed it for so long that no call of it hangs, or waits to be tried again."""
+        latest = max(self._run.faults.harmed_at, self._harmed.get(host, 0.0))
+        return latest + _TIME_TO_RECOVER < self._run.loop.time()
+
+    def _crash(self, host: str) -> None:
+        """A handler ends the process that it runs in: one of its own, or the whole worker."""
+        if not self._processes.die(host):
+            self._kill(host, "crash")
+
+    def _kill(self, host: str, how: str = "kill") -> None:
+        self._run.loop.kill(host)
+        self._run.fault(f"{how} {host.partition('-')[0]}", host)
+        self._services.pop(host, None)
+        self._leaving.pop(host, None)
+        if host in self._keepers:
+            self._keepers.remove(host)
+        if host in self._producing:
+            self._producing.remove(host)
+            self._noted.killed(host)
+
+    def _stop(self, host: str, how: str) -> None:
+        """As a deploy does: a worker is told to stop."""
+        service = self._services.pop(host)
+        self._leaving[host] = self._harm(host) if self._is_calm(host) else None
+        self._run.loop.call_soon(getattr(service, how), context=self._run.loop.context_of(host))
+
+    def _befall(self, mishap: Mishap) -> None:
+        """Let it happen to somebody, if there is somebody to whom it can."""
+        run, chance, ttl = self._run, self._run.chance, self._run.plan.ttl
+        workers = [*self._services, *self._leaving]
+        match mishap:
+            case Mishap.KILL if workers or self._keepers:
+                self._kill(chance.choice([*workers, *self._keepers]))
+            case Mishap.KILL_PRODUCER if self._producing:
+                self._kill(chance.choice(sorted(self._producing)))
+            case Mishap.PAUSE if workers or self._keepers:
+                host = chance.choice([*workers, *self._keepers])
+                seconds = chance.uniform(0.1, 4 * ttl)
+                self._harmed[host] = run.loop.time() + seconds
+                run.loop.pause(host, seconds)
+                run.fault(mishap, host)
+            case Mishap.BLOCK if workers:
+                host = chance.choice(workers)
+                seconds = chance.uniform(0.1, 4 * ttl)
+                self._harmed[host] = run.loop.time() + seconds
+                run.loop.block(host, seconds)
+                run.fault(mishap, host)
+            case Mishap.CUT_OFF if workers or self._keepers:
+                host = chance.choice([*workers, *self._keepers])
+                self._harmed[host] = run.faults.cut[host] = run.loop.time() + chance.uniform(0.1, 3 * ttl)
+                run.fault(mishap, host)
+            case Mishap.RESTART:
+                run.faults.restart(run.loop.time(), chance.uniform(0.0, 2 * ttl))
+                run.fault(mishap, "store")
+            case Mishap.HOST_CLOCK if workers:
+                host = chance.choice(workers)
+                run.clock.skew[host] += chance.choice([-300.0, 300.0, 86_400.0])
+                run.fault(mishap, host)
+            case Mishap.STORE_CLOCK:
+                jump = chance.choice([-3.0, -0.5, 0.5, 10.0])
+                run.store_clock.jumped += jump
+                self._set_back += max(0.0, -jump)
+                run.fault(mishap, "store")
+            case Mishap.RETIRE | Mishap.STOP | Mishap.STOP_NOW if self._services:
+                host = chance.choice(sorted(self._services))
+                self._stop(host, mishap)
+                run.fault(mishap, host)
 
     # The story.
 
-    async def run(self) -> None:
-        hosts = [self.start_worker_host(), self.start_worker_host()]
-        self.loop.on_host("keeper", Rescue(self.store, ports=self.ports, ttl=TTL, policy=self.policy).run())
-        await self._produce_under_faults(hosts)
-        self.faults.heal()
-        deadline = self.loop.time() + _DRAIN_DEADLINE
-        while self.loop.time() < deadline and not await self._drained():
-            await self.ports.clock.sleep(0.5)
+    async def live(self) -> None:
+        """Faults, then none; until everything has ended, or should have."""
+        await self._suffer()
+        await self._heal()
+        await self._until(self._drained, self._drained_within)
+        for host in sorted(self._services):
+            self._stop(host, self._run.chance.choice(["stop", "retire"]))
+        if not await self._until(self._all_stopped, _STOPPED_WITHIN):
+            self._run.surprises.append(f"{', '.join(self._leaving)} did not stop")
 
-    async def _produce_under_faults(self, hosts: list[str]) -> None:
-        chance = self.loop.chance
-        for _ in range(25):
-            await self._enqueue_one()
-            await self.ports.clock.sleep(chance.choice([0.0, 0.05, 0.3]))
-            dice = chance.random()
-            if dice < 0.08:
-                victim = hosts.pop(chance.randrange(len(hosts)))
-                self.loop.kill(victim)
-                self.record(f"kill {victim}")
-                hosts.append(self.start_worker_host())
-            elif dice < 0.2:
-                victim = chance.choice(hosts)
-                self.loop.pause(victim, chance.uniform(0.1, 4 * TTL))
-                self.record(f"pause {victim}")
-            elif dice < 0.24:
-                self._stop_gracefully(hosts, chance.choice(["retire", "stop", "stop_now"]))
-            elif dice < 0.3 and self.accepted:
-                await self._cancel(chance.choice(sorted(self.accepted)))
+    async def _suffer(self) -> None:
+        run, plan, chance = self._run, self._run.plan, self._run.chance
+        self._start_missing()
+        self._start_producers()
+        least = run.loop.time() + 2 * plan.ttl
+        while self._producing or run.loop.time() < least:
+            await run.ports.clock.sleep(chance.uniform(0.05, _LATEST_RESTART))
+            self._start_missing()
+            if chance.random() < plan.mishap_rate:
+                self._befall(chance.choice(plan.mishaps))
 
-    def _stop_gracefully(self, hosts: list[str], how: str) -> None:
-        """As a deploy does: one host is told to stop, and another takes its place."""
-        host = self.loop.chance.choice(hosts)
-        if (service := self.services.get(host)) is not None:
-            hosts.remove(host)
-            self.loop.call_soon(getattr(service, how), context=self.loop.context_of(host))
-            self.record(f"{how} {host}")
-            hosts.append(self.start_worker_host())
+    async def _heal(self) -> None:
+        run = self._run
+        run.faults.heal()
+        run.loop.resume_all()
+        while run.faults.on_the_way:
+            await run.ports.clock.sleep(0.1)
+        for queue in QUEUES:
+            await run.raw.set_paused(queue, False)
+        left = sum(count.ready + count.scheduled + count.in_flight for count in await run.raw.counts())
+        self._drained_within += left * _WORST_JOB / (run.plan.workers * run.plan.concurrency)
+        run.note(Healed(at=run.loop.time(), host="simulator"))
 
-    async def _enqueue_one(self) -> None:
-        chance = self.loop.chance
-        new = NewJob(
-            id=self.ports.ids.job_id(),
-            task="simulated",
-            payload=b"{}",
-            queue=_QUEUE,
-            priority=chance.choice([0, 5]),
-            delay=chance.choice([0, 0, 500_000]),
-        )
-        for _ in range(10):
-            try:
-                [inserted] = await self.store.insert([new])
-            except StoreError:
-                continue  # the same id again: it cannot become two jobs
-            if inserted.status in (InsertStatus.CREATED, InsertStatus.EXISTING):
-                self.accepted.add(new.id)
-                self.record("accepted", new.id)
-            return
-
-    async def _cancel(self, job_id: JobId) -> None:
-        try:
-            [answer] = await self.store.request_cancel([job_id])
-            self.record(f"cancel {answer.value}", job_id)
-        except HoldfastError:
-            pass
+    async def _until(self, holds: Callable[[], object], seconds: float) -> bool:
+        run = self._run
+        deadline = run.loop.time() + seconds
+        while not await holds():  # type: ignore[misc]
+            if run.loop.time() >= deadline:
+                return False
+            await run.ports.clock.sleep(0.2)
+            self._start_missing()
+        return True
 
     async def _drained(self) -> bool:
-        jobs = [await self.memory.get(job_id) for job_id in self.accepted]
-        return all(job is not None and job.state in ENDED for job in jobs)
+        counts = await self._run.raw.counts()
+        return not any(count.ready or count.scheduled or count.in_flight for count in counts)
+
+    async def _all_stopped(self) -> bool:
+        return not self._leaving
 
     # The check.
 
-    async def violations(self) -> list[str]:
-        found = []
-        for job_id in sorted(self.accepted):
-            job = await self.memory.get(job_id)
-            if job is None:
-                found.append(f"{job_id}: accepted, then gone")
-            elif job.state not in ENDED:
-                found.append(f"{job_id}: still {job.state} at the end")
-            elif job.state is State.SUCCEEDED and not self._effects(job_id):
-                found.append(f"{job_id}: succeeded without an effect")
-        newest: dict[JobId, int] = {}
-        started: set[tuple[JobId, int]] = set()
-        ended: set[tuple[JobId, int]] = set()
-        for happening in self.history:
-            claim = (happening.job_id, happening.version)
-            if happening.what == "claim":
-                newest[happening.job_id] = happening.version
-            elif happening.what == "start":
-                if claim in started or happening.version > newest.get(happening.job_id, 0):
-                    found.append(f"{happening.job_id}: version {happening.version} started twice, or without a claim")
-                started.add(claim)
-            elif happening.what.endswith(" applied"):
-                if happening.version != newest.get(happening.job_id, 0):
-                    found.append(
-                        f"{happening.job_id}: {happening.what} with version {happening.version} although version "
-                        f"{newest.get(happening.job_id, 0)} had been claimed"
-                    )
-                if claim in ended:
-                    found.append(f"{happening.job_id}: version {happening.version} was settled twice")
-                ended.add(claim)
-        return found
+    async def judge(self) -> History:
+        """The history, which says what is wrong."""
+        run, plan = self._run, self._run.plan
+        return History(
+            events=tuple(run.events),
+            ending=await read_ending(run.raw),
+            rules=Rules(
+                backoff=plan.backoff,
+                max_crashes=plan.max_crashes,
+                max_snoozes=plan.max_snoozes,
+                drained_within=self._drained_within,
+                steady_clock=not run.happenings[Mishap.STORE_CLOCK],
+                set_back=self._set_back,
+                keys_expire=plan.key_window < 3600,
+            ),
+            exact=True,
+        )
 
-    def _effects(self, job_id: JobId) -> int:
-        return sum(happening.what == "effect" and happening.job_id == job_id for happening in self.history)
+    async def tidy(self) -> None:
+        """Long after: retention has removed what succeeded or was cancelled, and no dead letter."""
+        run = self._run
+        before = {job.id for job in await self._jobs() if job.state is State.FAILED or job.state not in ENDED}
+        run.store_clock.jumped += _LONG_AFTER
+        await Retention(run.raw, ports=run.ports).one_pass()
+        after = {job.id for job in await self._jobs()}
+        if before != after:
+            wrong = ", ".join(sorted(before ^ after))
+            run.surprises.append(f"retention removed what it must keep, or kept what it must remove: {wrong}")
+
+    async def _jobs(self) -> list:  # type: ignore[type-arg]
+        page = await self._run.raw.find(JobQuery(limit=MOST_PER_CALL))
+        return list(page.jobs)
 
 
-def simulate(seed: int) -> Report:
+def engine_of(seed: int) -> Engine:
+    """The store that a seed runs on, unless somebody chooses."""
+    return Engine.SQLITE if seed % SQLITE_EVERY == SQLITE_EVERY - 1 else Engine.MEMORY
+
+
+def simulate(seed: int, engine: Engine | None = None) -> Report:
     """Run one seed from beginning to end."""
-    world = _World(seed)
-    violations: list[str] = []
+    chosen = engine or engine_of(seed)
+    run = Run(seed, chosen)
+    histories: list[History] = []
 
     async def story() -> None:
-        await world.run()
-        violations.extend(await world.violations())
+        world = _World(run)
+        await world.live()
+        histories.append(await world.judge())
+        await world.tidy()
+        run.end()
 
-    run_simulated(world.loop, story)
-    happenings = Counter(happening.what.split(" worker-")[0] for happening in world.history)
-    happenings.update(world.faults.seen)
+    collecting = gc.isenabled()
+    gc.disable()  # what a killed host left behind goes when the run is over, not when chance has it
+    try:
+        run_simulated(run.loop, story)
+    finally:
+        run.end()
+        run.close()
+        if collecting:
+            gc.enable()
+    [history] = histories
+    happenings = run.happenings + run.faults.seen + _counted(history)
+    happenings[f"run on {chosen}"] += 1
     return Report(
         seed=seed,
-        violations=violations,
-        fingerprint=world.loop.fingerprint,
-        virtual_seconds=world.loop.time(),
+        engine=chosen,
+        violations=[str(violation) for violation in check(history)] + run.surprises + run.loop.surprises,
+        fingerprint=run.loop.fingerprint,
+        virtual_seconds=run.loop.time(),
         happenings=happenings,
-        history=world.history,
+        history=history,
     )
+
+
+def _counted(history: History) -> Counter[str]:
+    """The events of a history by what they say."""
+    counted: Counter[str] = Counter()
+    for event in history.events:
+        match event:
+            case Settle():
+                counted[f"{event.reason} {event.applied}"] += 1
+            case Cancel():
+                counted["cancelled while ready" if event.ended else "cancel asked"] += 1
+            case _:
+                counted[type(event).__name__] += 1
+    return counted
