@@ -35,6 +35,7 @@ from holdfast.store import Beat, Claimed, ClaimRequest, Store
 from holdfast.stores import open_store
 from holdfast.testing.history.events import AnyEvent, Effect, End, Fault, KeeperReady, Start
 from holdfast.testing.history.recording import HistoryFile, recorded
+from holdfast.worker.board import Board, Started
 
 FOLDER = Path(os.environ.get("HOLDFAST_TEST_FOLDER", "."))
 HOST = str(os.getpid())
@@ -45,6 +46,7 @@ heard of it yet.
 """
 
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # processes crash here on purpose
+FILES_ALLOWED = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 _files: dict[str, HistoryFile] = {}
 
@@ -265,21 +267,34 @@ async def hoarding(number: int, seconds: float) -> int:
     """Leave no room for another open file in this process, for so long."""
     with running(number=number, seconds=seconds):
         act()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, FILES_ALLOWED[1]))
         try:
             await asyncio.sleep(seconds)
         finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, FILES_ALLOWED)
         return number
 
 
 # Guards that can be switched off.
 
 
+def _nothing_started(self: Board) -> list[Started]:
+    return []
+
+
+async def _applied_whatever(self: Crashing, moves: Sequence[Move]) -> list[Applied]:
+    """No lease is compared, as by an UPDATE that names nothing but the job: whoever comes later wins."""
+    await self._store.apply(moves)
+    return [Applied.APPLIED] * len(moves)
+
+
 def _switch_off(guards: Iterable[str]) -> None:
     for guard in guards:
         match guard:
+            case "started list":
+                Board.started = _nothing_started  # type: ignore[method-assign]
+            case "fencing":
+                Crashing.apply = _applied_whatever  # type: ignore[method-assign]
             case _:
                 raise ValueError(guard)
 
