@@ -1,4 +1,4 @@
-"""Harm to what a store writes to: a disk that loses its power.
+"""Harm to what a store writes to: a disk that loses its power or is full, a store that can only be read.
 
 What a store stands on must be there until the rig has ended. So the server that the rig is given ends its disk when it
 is closed; a SQLite file has no server, and its disk takes that place.
@@ -7,11 +7,13 @@ is closed; a SQLite file has no server, and its disk takes that place.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.config import WorkerSettings
@@ -20,10 +22,19 @@ from holdfast.store import Finding, Store, Verdict
 from holdfast.stores import open_store
 from tests.chaos.cell import ENGINES, Cell
 from tests.chaos.disks import Disk, disk
+from tests.chaos.producer import Calls, Producer, mixed
 from tests.chaos.rig import PATIENCE, TTL, Rig, descendants_of, encoded, send
 from tests.faults.engines import SqlDatabase
-from tests.servers import MariaDbServer, PostgresServer, RedisServer, Server
-from tests.worker.programs import ROOT
+from tests.servers import (
+    MariaDbServer,
+    PostgresServer,
+    RedisServer,
+    Server,
+    ServerFailedError,
+    free_port,
+    redis_command,
+)
+from tests.worker.programs import ROOT, eventually
 
 _MEBIBYTES = {"sqlite": 64, "postgres": 256, "mariadb": 256, "redis": 64}
 _STARTUP = 120.0
@@ -228,6 +239,158 @@ def _power_cut(rig: Rig) -> None:
     assert said.verdict is Verdict.OK, said
 
 
+def _large() -> Iterator[tuple[str, dict[str, object]]]:
+    """Jobs that fill up what a server has set aside. Chance cannot be compressed."""
+    for number in itertools.count():
+        yield "quick", {"number": number, "text": os.urandom(100_000).hex()}
+
+
+def _disk_full(rig: Rig) -> None:
+    ground = stand_on_disk(rig, SAFE[rig.engine])
+    rig.worker()
+    with _closed_producer(rig, mixed):
+        rig.wait_for_more(20)
+        rig.fault("disk full", rig.engine)
+        ground.fill()
+        with _closed_producer(rig, _large):
+            eventually(lambda: _not_accepted(rig), "an enqueue fails", PATIENCE)
+        ground.free()
+        if rig.engine != "sqlite":
+            _bring_back(rig.server)
+        rig.wait_for_more(20)
+
+
+@contextlib.contextmanager
+def _closed_producer(rig: Rig, calls: Calls) -> Iterator[None]:
+    """One that leaves no file open behind it: the disk has to be unmounted."""
+    store = open_store(rig.url(), SYSTEM)
+    try:
+        with Producer(store, rig.note, calls=calls):
+            yield
+    finally:
+        rig.ask(lambda _: store.__aexit__(None, None, None))
+
+
+def _not_accepted(rig: Rig) -> bool:
+    lines = (rig.folder / "history-rig.jsonl").read_text().split("\n")
+    return any('"event":"enqueue"' in line and '"answer":"ok"' not in line for line in lines)
+
+
+def _bring_back(server: Server) -> None:
+    """What an operator does about a server that has given up: there is space again, so it is started again."""
+
+    def answers() -> bool:
+        if server.running:
+            return True
+        with contextlib.suppress(ServerFailedError):
+            server.start()
+        return server.running
+
+    eventually(answers, "the server runs", PATIENCE)
+
+
+def _read_only(rig: Rig) -> None:
+    with _READ_ONLY[rig.engine](rig) as (url, harm):
+        rig.worker(url=url)
+        with rig.producer(url=url):
+            rig.wait_for_more(20)
+            rig.fault("read-only", rig.engine)
+            with harm:
+                eventually(lambda: _not_accepted(rig), "an enqueue fails", PATIENCE)
+                time.sleep(TTL)
+            rig.wait_for_more(20)
+        rig.finish()
+
+
+Harm = tuple[str, contextlib.AbstractContextManager[None]]
+"""The URL by which programs are to come, and what can only be read as long as the block lasts."""
+
+
+@contextlib.contextmanager
+def _read_only_sqlite(rig: Rig) -> Iterator[Harm]:
+    """The file system refuses every write to the files, also by whoever has them open.
+
+    Not to the one that is shared memory: there a refused write ends the process (SIGBUS), and no disk does that.
+    """
+
+    @contextlib.contextmanager
+    def harm() -> Iterator[None]:
+        files = [str(path) for path in rig.folder.glob("jobs.db*") if not path.name.endswith("-shm")]
+        subprocess.run(["chattr", "+i", *files], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["chattr", "-i", *files], check=True)
+
+    yield rig.url(), harm()
+
+
+@contextlib.contextmanager
+def _read_only_postgres(rig: Rig) -> Iterator[Harm]:
+    database = rig.database
+    assert isinstance(database, SqlDatabase)
+
+    @contextlib.contextmanager
+    def harm() -> Iterator[None]:
+        database.sql(f"ALTER DATABASE {database.name} SET default_transaction_read_only = on")
+        database.end_connections()  # it holds for new ones
+        try:
+            yield
+        finally:
+            with database.connect() as sql:
+                sql.run("SET default_transaction_read_only = off")
+                sql.run(f"ALTER DATABASE {database.name} RESET default_transaction_read_only")
+            database.end_connections()
+
+    yield rig.url(), harm()
+
+
+@contextlib.contextmanager
+def _read_only_mariadb(rig: Rig) -> Iterator[Harm]:
+    """By a user of the cell's own: the rig's may write even then."""
+    database = rig.database
+    assert isinstance(database, SqlDatabase)
+    accounts = "plain@localhost, plain@127.0.0.1"
+    database.sql(f"CREATE USER {accounts}")
+    database.sql(f"GRANT ALL PRIVILEGES ON {database.name}.* TO {accounts}")
+
+    @contextlib.contextmanager
+    def harm() -> Iterator[None]:
+        database.sql("SET GLOBAL read_only = 1")
+        try:
+            yield
+        finally:
+            database.sql("SET GLOBAL read_only = 0")
+
+    try:
+        yield rig.url().replace("holdfast@", "plain@"), harm()
+    finally:
+        database.sql(f"DROP USER {accounts}")
+
+
+@contextlib.contextmanager
+def _read_only_redis(rig: Rig) -> Iterator[Harm]:
+    """A replica of a server that is not there: it keeps what it has, and refuses writes."""
+
+    @contextlib.contextmanager
+    def harm() -> Iterator[None]:
+        redis_command(rig.server.port, "REPLICAOF", "127.0.0.1", free_port())
+        try:
+            yield
+        finally:
+            redis_command(rig.server.port, "REPLICAOF", "NO", "ONE")
+
+    yield rig.url(), harm()
+
+
+_READ_ONLY: Mapping[str, Callable[[Rig], contextlib.AbstractContextManager[Harm]]] = {
+    "sqlite": _read_only_sqlite,
+    "postgres": _read_only_postgres,
+    "mariadb": _read_only_mariadb,
+    "redis": _read_only_redis,
+}
+
+
 CELLS: tuple[Cell, ...] = (
     Cell(
         name="power cut",
@@ -237,5 +400,23 @@ CELLS: tuple[Cell, ...] = (
         run=_power_cut,
         needs_root=True,
         programs=("mkfs.ext4", "mount", "umount"),
+    ),
+    Cell(
+        name="disk full",
+        faults="F17",
+        about="the store's disk is full while jobs come in and are settled; then there is space again",
+        engines=ENGINES,
+        run=_disk_full,
+        needs_root=True,
+        programs=("mkfs.ext4", "mount", "umount"),
+    ),
+    Cell(
+        name="read-only",
+        faults="F18",
+        about="the store can be read and not written to, for longer than a lease lasts",
+        engines=ENGINES,
+        run=_read_only,
+        needs_root=True,
+        programs=("chattr",),
     ),
 )

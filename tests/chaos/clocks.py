@@ -1,6 +1,8 @@
 """Clocks that are wrong, one for each program: the wall clock of a process, set from outside while it runs.
 
-The monotonic clock stays right, as it does on a real machine whose wall clock is set.
+The monotonic clock stays right, as it does on a real machine whose wall clock is set. But libfaketime 0.9.10 makes a
+sleep until a moment of that clock fail: Python's `time.sleep` raises OSError in such a program. Waiting for an event, a
+lock or an event loop works.
 """
 
 from __future__ import annotations
@@ -47,6 +49,11 @@ class WrongClock:
             "FAKETIME_NO_CACHE": "1",  # a jump is seen at once
         }
 
+    @property
+    def prefix(self) -> list[str]:
+        """The same as the beginning of a command line."""
+        return ["env", *(f"{name}={value}" for name, value in self.environment.items())]
+
     def set(self, seconds: float) -> None:
         """From now on it is wrong by so many seconds: fast, or slow if negative."""
         new = self._file.with_suffix(".new")
@@ -55,9 +62,14 @@ class WrongClock:
         new.rename(self._file)  # nobody reads half of it
 
 
+def library() -> Path | None:
+    """The library that programs are started with; None where it is not installed."""
+    return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+
+
 def find_library() -> Path:
-    """The library that programs are started with. The test is skipped where it is not installed."""
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    if not found:
+    """The same. The test is skipped where it is not installed."""
+    found = library()
+    if found is None:
         pytest.skip("wrong clocks need libfaketime: apt-get install libfaketime")
-    return found[0]
+    return found
