@@ -61,7 +61,7 @@ def try_module(module: str, tests: Sequence[str]) -> list[Trial]:
     """Every mutant of the module on trial. Wants a process of its own, and silences it."""
     assert module not in sys.modules, f"{module} has been imported already"
     _silence()
-    path = _path_of(module)
+    path = path_of(module)
     mutants = list(mutants_of(path.read_text(), module, str(path)))
     with tempfile.TemporaryDirectory(prefix="holdfast-mutants-") as folder:
         # Assertions as they are: pytest would rewrite the modules of its plugins, and so import them itself.
@@ -74,7 +74,7 @@ def try_module(module: str, tests: Sequence[str]) -> list[Trial]:
     return sorted([*trials, *bench.trials], key=lambda trial: trial.change.line)
 
 
-def _path_of(module: str) -> Path:
+def path_of(module: str) -> Path:
     """Where the module is, found without importing anything."""
     package, *rest = module.split(".")
     spec = importlib.util.find_spec(package)

@@ -55,7 +55,8 @@ class Bench(MemoryStore):
         """How many outcomes the settler counted during each call."""
         self.events: list[Event] = []
         self.followed: list[State] = []
-        self.flushes = 0
+        self.left: list[int] = []
+        """How many it counted after each flush."""
         self.answer: Callable[[Sequence[Move]], Awaitable[list[Applied]]] = self.accept
         self.settler = Settler(
             self,
@@ -81,7 +82,7 @@ class Bench(MemoryStore):
         return move
 
     def _settled(self) -> None:
-        self.flushes += 1
+        self.left.append(len(self.settler))
         self.after_flush()
 
     def sizes(self) -> list[int]:
@@ -173,7 +174,7 @@ async def test_what_arrives_during_a_flush_goes_out_together(bench: Bench) -> No
         await until(lambda: not bench.settler)
     assert bench.ids() == [["a"], ["b", "c", "d"]]
     assert bench.counted == [1, 3]
-    assert bench.flushes == 2
+    assert bench.left == [3, 0]
     assert len(bench.holding) == 0
 
 
@@ -196,11 +197,16 @@ async def test_a_batch_has_no_more_moves_than_a_store_takes(bench: Bench) -> Non
 
 async def test_a_batch_holds_results_of_no_more_than_half_of_what_a_store_takes(bench: Bench) -> None:
     """Each result is at most as large as the other half."""
-    quarter = Succeeded(bytes(MOST_BYTES_PER_CALL // 8))
+    half = MOST_BYTES_PER_CALL // 2
+    quarter = Succeeded(bytes(half // 4))
     bench.add("a", "b", "c", "d", "e", outcome=quarter)
     bench.add("f", outcome=FAILED)
     await bench.settle()
-    assert bench.ids() == [["a", "b", "c", "d"], ["e", "f"]]
+    bench.add("g", "h", outcome=Succeeded(bytes(half - 1)))
+    await bench.settle()
+    bench.add("i", "j", outcome=Succeeded(bytes(half)))
+    await bench.settle()
+    assert bench.ids() == [["a", "b", "c", "d"], ["e", "f"], ["g", "h"], ["i"], ["j"]]
 
 
 # What is repeated.
@@ -361,7 +367,7 @@ async def test_a_store_that_goes_away_while_a_job_is_failed_for_it_is_asked_agai
 
 async def test_what_was_answered_is_not_sent_again_whatever_happens_then(bench: Bench) -> None:
     def fall_once() -> None:
-        if bench.flushes == 1:
+        if len(bench.left) == 1:
             raise RuntimeError("a surprise")
 
     bench.after_flush = fall_once
@@ -380,6 +386,18 @@ async def test_a_claim_without_a_session_is_spoken_of_all_the_same(bench: Bench)
         await bench.settle()
     assert [event.worker_id for event in bench.failures()] == ["", ""]
     assert settlement(job, settle(job, DONE, ONCE, SYSTEM.random), Applied.STALE, 0.0).worker_id == ""
+
+
+async def test_what_fails_is_told_of_the_session_of_the_oldest_claim(bench: Bench) -> None:
+    """After a session was lost, a batch may hold claims of two."""
+    for error in (gone(), LookupError("a bug")):
+        bench.answer = FirstFail(error)
+        bench.add("a")
+        later = claimed_job(id="b", session_id="s2")
+        bench.holding.take([later])
+        bench.settler.add(later, DONE, ONCE)
+        await bench.settle()
+    assert [event.worker_id for event in bench.failures()] == ["s1", "s1"]
 
 
 # What the answers mean.
@@ -414,6 +432,12 @@ async def test_a_cancel_that_the_worker_knows_of_is_told_to_the_store(bench: Ben
     bench.settler.add(claimed_job(), FAILED, ONCE)
     await bench.settle()
     assert [move.to for move in bench.sent[0]] == [State.CANCELLED, State.READY]
+
+
+async def test_how_long_a_handler_took_is_nothing_unless_it_is_said(bench: Bench) -> None:
+    bench.settler.add(claimed_job(), Released(), ONCE)
+    await bench.settle()
+    assert [event.seconds for event in bench.events if isinstance(event, JobSettled)] == [0.0]
 
 
 @pytest.mark.parametrize("listening", [True, False])
