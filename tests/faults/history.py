@@ -1,141 +1,81 @@
-"""What callers of a store were told, and what must hold of it.
+"""What callers of a store were told while many of them worked on the same jobs, as a history.
 
-`Recorded` stands between a caller and a store, and notes every answer. The checks compare these notes with what is in
-the store at the end. They are about one history without unknown outcomes: every call was answered.
+It is judged by the checks of every history (`holdfast.testing.history`). Nobody is killed here and every call is
+answered, so more must hold of it: nothing has happened that nobody was told of.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.job import ENDED, Job, JobId, NewJob, State
-from holdfast.lifecycle import Applied, Move
-from holdfast.store import CancelAnswer, Claimed, ClaimRequest, Inserted, InsertStatus, QueueCounts, Store
+from holdfast.job import ENDED, JobId, Reason
+from holdfast.lifecycle import Applied
+from holdfast.store import Store
+from holdfast.testing.history import History, Violation, check, read_ending, recorded
+from holdfast.testing.history.events import AnyEvent, Cancel, Claim, Rules, Settle
 
-Claim = tuple[JobId, int]
-"""A job, and its version."""
+MOST_CRASHES = 1000
+_RULES = Rules(max_crashes=MOST_CRASHES)
 
 
-class History(msgspec.Struct):
-    """The answers, each kind in the order in which they came."""
+class Told(msgspec.Struct):
+    """What one caller was told, in this order; or several, one after the other."""
 
-    created: list[JobId] = msgspec.field(default_factory=list)
-    claimed: list[Claim] = msgspec.field(default_factory=list)
-    settled: list[Claim] = msgspec.field(default_factory=list)
-    """Moves out of `in_flight` that were applied."""
-    ended: list[JobId] = msgspec.field(default_factory=list)
-    replayed: list[Claim] = msgspec.field(default_factory=list)
-    """With the version that the job has since."""
+    events: list[AnyEvent] = msgspec.field(default_factory=list)
     errors: list[str] = msgspec.field(default_factory=list)
     seen: Counter[str] = msgspec.field(default_factory=Counter)
-    """How often each kind of answer was given."""
+    """What is in no event."""
 
-    def add(self, other: History) -> None:
-        for name in ("created", "claimed", "settled", "ended", "replayed", "errors"):
-            getattr(self, name).extend(getattr(other, name))
+    def add(self, other: Told) -> None:
+        """And what that one was told."""
+        self.events += other.events
+        self.errors += other.errors
         self.seen.update(other.seen)
 
+    def noted(self, store: Store) -> Store:
+        """The store, for this caller."""
+        return recorded(store, self.events.append, time.monotonic, str)
 
-class Recorded:
-    """A store whose answers are noted. What it does not note it hands on."""
-
-    def __init__(self, store: Store, history: History) -> None:
-        self._store = store
-        self.history = history
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def insert(self, jobs: Sequence[NewJob], **options: Any) -> list[Inserted]:
-        answers = await self._store.insert(jobs, **options)
-        self._note_inserted(answers)
-        return answers
-
-    def insert_blocking(self, jobs: Sequence[NewJob], **options: Any) -> list[Inserted]:
-        answers = self._store.insert_blocking(jobs, **options)
-        self._note_inserted(answers)
-        return answers
-
-    def _note_inserted(self, answers: Sequence[Inserted]) -> None:
-        for answer in answers:
-            self.history.seen[f"insert {answer.status}"] += 1
-            if answer.status is InsertStatus.CREATED:
-                self.history.created.append(answer.job_id)
-
-    async def claim(self, request: ClaimRequest) -> Claimed:
-        claimed = await self._store.claim(request)
-        self.history.claimed += [(job.id, job.version) for job in claimed.jobs]
-        return claimed
-
-    async def apply(self, moves: Sequence[Move]) -> list[Applied]:
-        answers = await self._store.apply(moves)
-        for move, answer in zip(moves, answers, strict=True):
-            self.history.seen[f"{move.reason} {answer}"] += 1
-            if answer is Applied.APPLIED:
-                self._note_applied(move)
-        return answers
-
-    def _note_applied(self, move: Move) -> None:
-        history = self.history
-        if State.IN_FLIGHT in move.sources:
-            history.settled.append((move.job_id, move.version))
-        if move.to in ENDED:
-            history.ended.append(move.job_id)
-        if move.raise_version:
-            history.replayed.append((move.job_id, move.version + 1))
-        # A follow-up whose key is held is left out; here they have none.
-        history.created += [job.id for job in move.then]
-
-    async def request_cancel(self, job_ids: Sequence[JobId]) -> list[CancelAnswer]:
-        answers = await self._store.request_cancel(job_ids)
-        for job_id, answer in zip(job_ids, answers, strict=True):
-            self.history.seen[f"cancel {answer}"] += 1
-            if answer is CancelAnswer.CANCELLED:
-                self.history.ended.append(job_id)
-        return answers
+    async def history(self, store: Store) -> History:
+        """The history so far, with what is in the store now."""
+        events = tuple(sorted(self.events, key=lambda event: event.at))
+        return History(events=events, ending=await read_ending(store), rules=_RULES)
 
 
-# What must hold at the end, when everything has ended.
+def judge(history: History) -> list[Violation]:
+    """Everything that is wrong with a history in which every call was answered, when everything has ended."""
+    return [*check(history), *_unheard_of(history)]
 
 
-def check_conservation(history: History, jobs: Iterable[Job]) -> None:
-    """Every job that was accepted is there, once, and no other; and it has ended once more than it was brought back."""
-    stored = Counter(job.id for job in jobs)
-    assert Counter(history.created) == stored
-    ends, returns = Counter(history.ended), Counter(job_id for job_id, _ in history.replayed)
-    assert {job_id: ends[job_id] - returns[job_id] for job_id in stored} == dict.fromkeys(stored, 1)
-    assert [job.id for job in jobs if job.state not in ENDED] == []
-
-
-def check_versions(history: History, jobs: Iterable[Job]) -> None:
-    """Versions rise by one with every claim and every replay, each was handed out once, and each claim ended once."""
+def _unheard_of(history: History) -> Iterator[Violation]:
+    """Versions rise by one with every claim and every replay, each was handed out, each claim was settled; and a job
+    has ended once more often than it was brought back.
+    """
     rises: dict[JobId, list[int]] = defaultdict(list)
-    for job_id, version in (*history.claimed, *history.replayed):
-        rises[job_id].append(version)
-    for job in jobs:
-        handed_out = sorted(rises[job.id])
-        assert handed_out == list(range(1, job.version + 1)), f"versions {handed_out} were handed out of {job}"
-    assert Counter(history.settled) == Counter(history.claimed)
-
-
-def check_keys(jobs: Iterable[Job]) -> None:
-    """A key belongs to one job that lives or has succeeded, at most."""
-    holders = Counter(
-        (job.queue, job.key.text) for job in jobs if job.key and job.state not in (State.FAILED, State.CANCELLED)
-    )
-    assert [key for key, count in holders.items() if count > 1] == []
-
-
-def check_counts(counts: Iterable[QueueCounts], jobs: Iterable[Job]) -> None:
-    """What is counted for people is what is there."""
-    counted = {
-        (count.queue, state): number
-        for count in counts
-        for state in State
-        if (number := getattr(count, state) + (count.scheduled if state is State.READY else 0))
-    }
-    assert counted == Counter((job.queue, state) for job in jobs for state in [job.state])
+    claimed: Counter[tuple[JobId, int]] = Counter()
+    settled: Counter[tuple[JobId, int]] = Counter()
+    lives: Counter[JobId] = Counter()
+    for event in history.events:
+        match event:
+            case Claim():
+                rises[event.job_id].append(event.version)
+                claimed[event.job_id, event.version] += 1
+            case Settle() if event.applied is Applied.APPLIED:
+                settled[event.job_id, event.version] += event.session_id is not None
+                lives[event.job_id] += event.to in ENDED
+                if event.reason is Reason.REPLAYED:
+                    rises[event.job_id].append(event.version + 1)
+                    lives[event.job_id] -= 1
+            case Cancel() if event.ended:
+                lives[event.job_id] += 1
+    for job in history.ending.jobs:
+        if sorted(rises[job.id]) != list(range(1, job.version + 1)):
+            yield Violation(4, job.id, f"versions {sorted(rises[job.id])} were handed out, and it has {job.version}")
+        if lives[job.id] != 1:
+            yield Violation(6, job.id, f"it has ended {lives[job.id]} times more often than it was brought back")
+    for (job_id, version), times in (claimed - settled).items():
+        yield Violation(4, job_id, f"version {version} was claimed {times} times more often than it was settled")

@@ -23,9 +23,9 @@ from holdfast.keepers.rescue import Rescue
 from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Snoozed, Succeeded, cancel, replay, settle
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import SYSTEM
-from holdfast.store import ClaimRequest, JobQuery, Session, all_sessions
+from holdfast.store import ClaimRequest, JobQuery, Session, Store, all_sessions
 from holdfast.stores import open_store
-from tests.faults.history import History, Recorded
+from tests.faults.history import MOST_CRASHES, Told
 
 CLAIMERS = 10
 QUEUES = ("default", "other")
@@ -33,11 +33,11 @@ KEYS = 24
 _NEW_KEYS_EVERY = 0.25
 _DEEP = 800
 """Jobs that may wait before producers pause."""
-_POLICY = RetryPolicy(backoff=Steps((0.01,)), max_crashes=1000)
+_POLICY = RetryPolicy(backoff=Steps((0.01,)), max_crashes=MOST_CRASHES)
 _ON_PURPOSE = Failure(at=0, attempt=1, type="OnPurpose", message="on purpose")
 _HOUR = 3600 * 1_000_000
 
-Role = Callable[[Recorded, random.Random, Callable[[], bool]], Awaitable[None]]
+Role = Callable[[Store, Told, random.Random, Callable[[], bool]], Awaitable[None]]
 
 
 def new_job(chance: random.Random, key: Key | None = None) -> NewJob:
@@ -53,7 +53,7 @@ def new_job(chance: random.Random, key: Key | None = None) -> NewJob:
     )
 
 
-async def open_session(store: Recorded) -> SessionId:
+async def open_session(store: Store) -> SessionId:
     session_id = SYSTEM.ids.session_id()
     await store.open_session(Session(id=session_id, queues=QUEUES))
     return session_id
@@ -62,7 +62,7 @@ async def open_session(store: Recorded) -> SessionId:
 # Workers.
 
 
-async def claim_and_settle(store: Recorded, chance: random.Random, going: Callable[[], bool]) -> None:
+async def claim_and_settle(store: Store, told: Told, chance: random.Random, going: Callable[[], bool]) -> None:
     """A worker that now and then dies: it forgets its session with all that it holds."""
     session_id = await open_session(store)
     turn = 0
@@ -72,7 +72,7 @@ async def claim_and_settle(store: Recorded, chance: random.Random, going: Callab
         try:
             jobs = (await store.claim(request)).jobs
         except SessionClosed:
-            store.history.seen["session closed"] += 1
+            told.seen["session closed"] += 1
             session_id = await open_session(store)
             continue
         if chance.random() < 0.03:
@@ -85,7 +85,7 @@ async def claim_and_settle(store: Recorded, chance: random.Random, going: Callab
             await asyncio.sleep(0.005)
 
 
-async def settle_all(store: Recorded, jobs: Sequence[Job], chance: random.Random) -> None:
+async def settle_all(store: Store, jobs: Sequence[Job], chance: random.Random) -> None:
     outcomes = [(job, _outcome(chance)) for job in jobs]
     moves = [_move(job, outcome, chance) for job, outcome in outcomes]
     chance.shuffle(moves)
@@ -116,32 +116,33 @@ def _move(job: Job, outcome: Outcome, chance: random.Random) -> Move:
 # Keepers and operators.
 
 
-async def rescue(store: Recorded, chance: random.Random, going: Callable[[], bool]) -> None:
+async def rescue(store: Store, told: Told, chance: random.Random, going: Callable[[], bool]) -> None:
     """A keeper with little patience, and an operator who takes living workers for dead."""
     keeper = Rescue(store, ports=SYSTEM, ttl=0.5, policy=_POLICY)
     while going():
         open_ids = [view.id for view in await all_sessions(store) if view.open]
         if open_ids and chance.random() < 0.7:
-            store.history.seen["closed"] += await store.close_session(chance.choice(open_ids))
-        store.history.seen["rescued"] += await keeper.one_pass()
+            told.seen["closed"] += await store.close_session(chance.choice(open_ids))
+        told.seen["rescued"] += await keeper.one_pass()
         await store.prune(200)
         await asyncio.sleep(0.01)
 
 
-async def cancel_many(store: Recorded, chance: random.Random, going: Callable[[], bool]) -> None:
+async def cancel_many(store: Store, told: Told, chance: random.Random, going: Callable[[], bool]) -> None:
     """Hundreds at a time, in any order, while they are claimed and settled."""
     while going():
         page = await store.find(JobQuery(states=(State.READY, State.IN_FLIGHT), limit=400))
         jobs = list(page.jobs)
         chance.shuffle(jobs)
-        await store.request_cancel([job.id for job in jobs[:300]])
+        answers = await store.request_cancel([job.id for job in jobs[:300]])
+        told.seen.update(f"cancel {answer}" for answer in answers)
         waiting = [job for job in jobs[300:] if job.state is State.READY]
         if waiting:
             await store.apply([cancel(job) for job in waiting])
         await asyncio.sleep(0.05)
 
 
-async def replay_many(store: Recorded, chance: random.Random, going: Callable[[], bool]) -> None:
+async def replay_many(store: Store, told: Told, chance: random.Random, going: Callable[[], bool]) -> None:
     """Bring back what has ended, in any order."""
     while going():
         page = await store.find(JobQuery(states=tuple(ENDED), limit=300))
@@ -155,7 +156,7 @@ async def replay_many(store: Recorded, chance: random.Random, going: Callable[[]
 # Producers.
 
 
-async def produce(store: Recorded, chance: random.Random, going: Callable[[], bool]) -> None:
+async def produce(store: Store, told: Told, chance: random.Random, going: Callable[[], bool]) -> None:
     """Jobs without keys, some of them twice."""
     while going():
         if sum(count.ready for count in await store.counts()) < _DEEP:
@@ -165,7 +166,7 @@ async def produce(store: Recorded, chance: random.Random, going: Callable[[], bo
         await asyncio.sleep(0.02)
 
 
-async def produce_keyed(store: Recorded, chance: random.Random, going: Callable[[], bool]) -> None:
+async def produce_keyed(store: Store, told: Told, chance: random.Random, going: Callable[[], bool]) -> None:
     """The same keys again and again, by some callers from first to last, by others from last to first. All of them turn
     to new keys at the same moment.
     """
@@ -190,49 +191,49 @@ _EACH_PROCESS: list[Role] = [
 ]
 
 
-def _storm_in_this_process(url: str, seconds: float, seed: int) -> History:
+def _storm_in_this_process(url: str, seconds: float, seed: int) -> Told:
     began = time.monotonic()
 
     def going() -> bool:
         return time.monotonic() < began + seconds
 
-    def play(role: Role, history: History, chance: random.Random) -> None:
+    def play(role: Role, told: Told, chance: random.Random) -> None:
         async def main() -> None:
             async with open_store(url, SYSTEM) as store:
-                await role(Recorded(store, history), chance, going)
+                await role(told.noted(store), told, chance, going)
 
         try:
             asyncio.run(main())
         except BaseException as error:
-            history.errors.append(f"{role.__name__}: {error!r}")
+            told.errors.append(f"{role.__name__}: {error!r}")
 
-    histories = [History() for _ in _EACH_PROCESS]
+    all_told = [Told() for _ in _EACH_PROCESS]
     threads = [
-        threading.Thread(target=play, args=(role, history, random.Random(f"{seed} {number}")))
-        for number, (role, history) in enumerate(zip(_EACH_PROCESS, histories, strict=True))
+        threading.Thread(target=play, args=(role, told, random.Random(f"{seed} {number}")))
+        for number, (role, told) in enumerate(zip(_EACH_PROCESS, all_told, strict=True))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return _together(histories)
+    return _together(all_told)
 
 
-def _together(histories: Sequence[History]) -> History:
-    whole = History()
-    for history in histories:
-        whole.add(history)
+def _together(all_told: Sequence[Told]) -> Told:
+    whole = Told()
+    for told in all_told:
+        whole.add(told)
     return whole
 
 
-def storm(url: str, seconds: float, seed: int) -> History:
+def storm(url: str, seconds: float, seed: int) -> Told:
     """Let it rage for that long. What everybody was told."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver")) as processes:
         futures = [processes.submit(_storm_in_this_process, url, seconds, seed + number) for number in range(2)]
         return _together([future.result() for future in futures])
 
 
-async def tidy_up(store: Recorded) -> None:
+async def tidy_up(store: Store) -> None:
     """Close every session, bring back what they held, and let everything that is left succeed."""
     keeper = Rescue(store, ports=SYSTEM, policy=_POLICY)
     for view in await all_sessions(store):

@@ -11,7 +11,6 @@ from holdfast.ports import SYSTEM
 from holdfast.store import InsertStatus, JobQuery
 from holdfast.stores import open_store
 from tests.faults.engines import ON_SQL, SqlDatabase
-from tests.faults.history import check_keys
 
 pytestmark = ON_SQL
 _KEY = Key("k", "hash", 3600 * 1_000_000)
@@ -49,4 +48,3 @@ async def test_of_a_replay_and_an_insert_with_one_key_only_one_gets_it(database:
         ]
         jobs = (await store.find(JobQuery())).jobs
         assert sum(job.state is State.READY and job.key is not None for job in jobs) == 1
-        check_keys(jobs)
