@@ -7,6 +7,7 @@ folder; at the end the files and what is in the store are one history.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -26,9 +27,9 @@ import pymysql
 from holdfast import Holdfast
 from holdfast.config import WorkerSettings
 from holdfast.errors import HoldfastError, OutcomeUnknown, StoreUnavailable
-from holdfast.job import Job, JobId
+from holdfast.job import Job, JobId, SessionId
 from holdfast.ports import SYSTEM
-from holdfast.store import Store
+from holdfast.store import Store, all_sessions
 from holdfast.stores import open_store
 from holdfast.sync import Portal
 from holdfast.testing.history.events import AnyEvent, Fault, Healed, History, Measured, Rules, Stopped
@@ -407,9 +408,10 @@ class Rig:
     def stop(
         self, *programs: Program, number: int = signal.SIGTERM, times: int = 1, codes: Sequence[int] = (0,)
     ) -> None:
-        """Send a signal so often, and wait for the end. Who has stopped is noted: its sessions hold nothing any more.
+        """Send a signal so often, and wait for the end. Who has stopped is noted: its session holds nothing any more.
 
-        `codes`: how it may end.
+        `codes`: how it may end. A session that holds nothing may still be open: its worker closes it if the store
+        answers within a second, and leaves it to a keeper if not.
         """
         for again in range(times):
             for program in programs:
@@ -420,7 +422,8 @@ class Rig:
         for program in programs:
             code = program.exit_code(PATIENCE)
             for line in program.lines("worker stopped"):
-                self.note(Stopped(at=time.monotonic(), host=str(program.pid), session_id=line.worker_id))
+                if not self.ask(functools.partial(_left_open, session_id=line.worker_id)):
+                    self.note(Stopped(at=time.monotonic(), host=str(program.pid), session_id=line.worker_id))
             assert code in codes, f"{program.log.name} ended with {code}:\n{program.text()[-4000:]}"
 
     def finish(self) -> History:
@@ -457,6 +460,13 @@ class Rig:
         ending = self.ask(read_ending)
         files = [*self.folder.glob("history-*.jsonl"), *self.folder.glob("ledger-*.jsonl")]
         return History(events=read_events(files), ending=ending, rules=Rules(drained_within=PATIENCE))
+
+
+async def _left_open(store: Store, session_id: SessionId) -> bool:
+    """Whether the session is open, though it holds nothing."""
+    if await store.held(session_id):
+        return False
+    return any(view.id == session_id and view.open for view in await all_sessions(store))
 
 
 def persistently(call: Callable[[], T], seconds: float = PATIENCE) -> T:
