@@ -168,7 +168,9 @@ class Heart:
                 self._holding.settled(job)
             return
         except HoldfastError:
-            # The loop drops them when it runs again, and the count of a later beat shows if they are still held.
+            # Nobody knows whether they are still held. The count of a beat would not show it: they are counted here.
+            self._holding.doubt(jobs)
+            self._tell_loop(self._reconcile)
             return
         again = [job for job, answer in zip(jobs, answers, strict=True) if answer is Applied.CANCEL_ASKED]
         if again and not cancel_asked:

@@ -20,6 +20,8 @@ class _Fate(Enum):
     CLAIMED = 1
     STARTED = 2
     GIVEN_BACK = 3
+    IN_DOUBT = 4
+    """Given back, and nobody heard whether the store knows."""
 
 
 class Holding:
@@ -67,13 +69,21 @@ class Holding:
             self._fates[key] = _Fate.GIVEN_BACK
             return True
 
+    def doubt(self, jobs: Iterable[Job]) -> None:
+        """Nobody heard what became of these claims, which were to be released: `reconcile` shows."""
+        with self._lock:
+            for job in jobs:
+                if self._fates.get((job.id, job.version)) is _Fate.GIVEN_BACK:
+                    self._fates[job.id, job.version] = _Fate.IN_DOUBT
+
     def known(self) -> frozenset[ClaimKey]:
         """Every claim that is known now."""
         with self._lock:
             return frozenset(self._fates)
 
     def reconcile(self, held: Iterable[Job], before: frozenset[ClaimKey]) -> list[Job]:
-        """The claims that the store counts under the session and nobody here has heard of; they may be released.
+        """The claims that the store counts under the session and nobody here has heard of, or that are still held
+        though they were given back; they may be released.
 
         `before` is what was known before the store was asked: some of it may be settled by now. Must not be called
         while a claim is under way: its reply would not be known yet.
@@ -81,12 +91,16 @@ class Holding:
         held = list(held)
         kept = {(job.id, job.version) for job in held}
         with self._lock:
-            gone = [key for key, fate in self._fates.items() if fate is _Fate.GIVEN_BACK and key not in kept]
+            returned = (_Fate.GIVEN_BACK, _Fate.IN_DOUBT)
+            gone = [key for key, fate in self._fates.items() if fate in returned and key not in kept]
             for key in gone:
                 del self._fates[key]
-        return [
-            job for job in held if (job.id, job.version) not in before and not self.knows(job) and self.give_back(job)
-        ]
+        return [job for job in held if self._may_be_released(job, before) and self.give_back(job)]
+
+    def _may_be_released(self, job: Job, before: frozenset[ClaimKey]) -> bool:
+        key = (job.id, job.version)
+        fate = self._fates.get(key)
+        return fate is _Fate.IN_DOUBT or (fate is None and key not in before)
 
     def forget(self) -> None:
         """The session is closed: nothing of it is held any more."""
