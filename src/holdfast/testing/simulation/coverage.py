@@ -46,11 +46,20 @@ MUST_HAPPEN = (
     *("snoozed applied", "snoozed already", "snoozed stale"),
     *("snoozed_out applied", "snoozed_out already", "snoozed_out stale"),
     *("crashed applied", "crashed already", "crashed stale"),
-    *("lost applied", "lost already", "lost stale", "lost cancel_asked"),
+    *("lost applied", "lost already", "lost stale"),
     *("cancelled applied", "cancelled already"),
     *("replayed applied", "replayed stale", "replayed key_taken"),
     # What workers and keepers told.
-    *("SessionLost", "SessionRescued", "JobsRescued", "JobsPruned", "LoopBlocked", "HandlerStuck", "SettleRefused"),
+    *(
+        "SessionLost",
+        "SessionRescued",
+        "JobsRescued",
+        "JobsPruned",
+        "LoopBlocked",
+        "HandlerStuck",
+        "SettleRefused",
+        "TaskUnknown",
+    ),
     *("PartFailed", "KeeperFailed", "WorkerStopped", "repeated"),
 )
 

@@ -17,6 +17,8 @@ from holdfast.testing.simulation.swarm import Conduct
 from holdfast.worker.context import current
 
 QUEUES = ("first", "second")
+NEWEST_TASK = "followed"
+"""What workers that are out of date do not know."""
 TIMEOUT = 0.6
 HARD_TIMEOUT = 1.4
 _PAYLOAD_LIMIT = 65_536
@@ -42,7 +44,7 @@ class Handlers:
         self._isolated = app.task(name="isolated", isolation="process", hard_timeout=HARD_TIMEOUT, **options)(
             self._perform
         )
-        self._followed = app.task(name="followed", on_failed=self._epilogue, **options)(self._perform)
+        self._followed = app.task(name=NEWEST_TASK, on_failed=self._epilogue, **options)(self._perform)
 
     def task_for(self, conduct: Conduct, *, keyed: bool) -> Task[..., Any]:
         """A task for a job of that conduct. With a key it is always the same one: a key stands for a task, too."""
@@ -107,6 +109,8 @@ class Handlers:
             case Conduct.CRASH if chance.random() < 0.7:
                 self._crash(HOST.get())
                 await self._sleep(0.0)  # nothing of this host goes on
+            case Conduct.PARENT:
+                await self._ordinary.aenqueue(number, Conduct.SUCCEED.value)
         self._effect()
         return object() if conduct is Conduct.BAD_RESULT else number
 

@@ -12,7 +12,7 @@ from holdfast.job import JobId, NewJob
 from holdfast.store import Inserted, Store
 from holdfast.testing.history.recording import note_of_insert
 from holdfast.testing.simulation.handlers import QUEUES, Handlers
-from holdfast.testing.simulation.loop import HOST
+from holdfast.testing.simulation.loop import machine
 from holdfast.testing.simulation.run import Run
 from holdfast.testing.simulation.swarm import Conduct
 
@@ -27,7 +27,9 @@ class Told:
     def __init__(self, store: Store, run: Run) -> None:
         self._store = store
         self._run = run
-        self._unanswered: dict[str, tuple[float, Sequence[NewJob]]] = {}
+        self._unanswered: dict[int, tuple[str, float, Sequence[NewJob]]] = {}
+        """By the number of the call: who asked when for what."""
+        self._calls = 0
         self.accepted: list[JobId] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -35,30 +37,24 @@ class Told:
 
     async def insert(self, jobs: Sequence[NewJob], **options: Any) -> list[Inserted]:
         """See `Store.insert`."""
-        host = HOST.get()
-        self._unanswered[host] = began, _ = self._run.loop.time(), jobs
+        self._calls += 1
+        call = self._calls
+        self._unanswered[call] = machine(), self._run.loop.time(), jobs
         try:
             answers = await self._store.insert(jobs, **options)
         except HoldfastError as error:
-            self._heard(host, began, jobs, [None] * len(jobs), error)
+            self._heard(call, [None] * len(jobs), error)
             raise
-        self._heard(host, began, jobs, answers, None)
+        self._heard(call, answers, None)
         return answers
 
-    def killed(self, host: str) -> None:
-        """That producer is dead: what he asked for last may have been done, or not."""
-        if (asked := self._unanswered.get(host)) is not None:
-            self._heard(host, asked[0], asked[1], [None] * len(asked[1]), None)
+    def note_unanswered(self) -> None:
+        """Those who asked are dead, or were cancelled: what they asked for may have been done, or not."""
+        for call, (_, _, jobs) in list(self._unanswered.items()):
+            self._heard(call, [None] * len(jobs), None)
 
-    def _heard(
-        self,
-        host: str,
-        began: float,
-        jobs: Sequence[NewJob],
-        answers: Sequence[Inserted | None],
-        error: HoldfastError | None,
-    ) -> None:
-        del self._unanswered[host]
+    def _heard(self, call: int, answers: Sequence[Inserted | None], error: HoldfastError | None) -> None:
+        host, began, jobs = self._unanswered.pop(call)
         for job, inserted in zip(jobs, answers, strict=True):
             at = self._run.loop.time()
             self._run.note(note_of_insert(job, began=began, at=at, host=host, inserted=inserted, error=error))

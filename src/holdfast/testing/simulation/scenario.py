@@ -7,6 +7,7 @@ chance, ids, processes and the network are simulated. What they did is an exact 
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from holdfast.config import JobSettings, QueueSettings, Settings, WorkerSettings
 from holdfast.job import ENDED, State
 from holdfast.keepers.rescue import Rescue
 from holdfast.keepers.retention import Retention
+from holdfast.registry import Registry
 from holdfast.store import MOST_PER_CALL, JobQuery
 from holdfast.tasks import FollowUps
 from holdfast.testing.history import History, check, read_ending
 from holdfast.testing.history.events import Cancel, Healed, KeeperReady, Rules, Settle, Stopped
-from holdfast.testing.simulation.handlers import QUEUES, Handlers
+from holdfast.testing.simulation.handlers import NEWEST_TASK, QUEUES, Handlers
 from holdfast.testing.simulation.loop import HOST, run_simulated
 from holdfast.testing.simulation.processes import SimulatedProcesses
 from holdfast.testing.simulation.producers import Producers, told
@@ -81,6 +83,7 @@ class _World:
         self._started = 0
         self._services: dict[str, WorkerService] = {}
         """Of the workers that live and were not told to stop."""
+        self._working: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, tuple[int, float] | None] = {}
         """Those that were told to, with what had harmed them by then. None: they have not got over it yet."""
         self._keepers: list[str] = []
@@ -108,7 +111,7 @@ class _World:
             host = self._new_host("worker")
             context = run.loop.context_of(host)
             self._services[host] = context.run(self._new_worker)
-            run.loop.create_task(self._work(host, self._services[host]), context=context)
+            self._working[host] = run.loop.create_task(self._work(host, self._services[host]), context=context)
         while len(self._keepers) < plan.keeper_hosts:
             host = self._new_host("keeper")
             self._keepers.append(host)
@@ -130,7 +133,7 @@ class _World:
         retention = Retention(store, ports=run.ports, listener=run.hear, every=run.plan.prune_every)
         return WorkerService(
             store=store,
-            registry=app.tasks,
+            registry=_without_newest(app.tasks) if run.chance.random() < run.plan.outdated else app.tasks,
             settings=settings,
             handling=app.handling,
             follow=follow_ups.add,
@@ -200,14 +203,18 @@ class _World:
         self._leaving.pop(host, None)
         if host in self._keepers:
             self._keepers.remove(host)
-        if host in self._producing:
-            self._producing.remove(host)
-            self._noted.killed(host)
+        self._producing.discard(host)
+
+    def _cancel_run(self, host: str) -> None:
+        """The worker ends without another word to the store. Its handlers belong to the loop, and go on."""
+        self._services.pop(host, None)
+        self._leaving.pop(host, None)
+        self._run.loop.call_soon(self._working[host].cancel, context=self._run.loop.context_of(host))
 
     def _stop(self, host: str, how: str) -> None:
         """As a deploy does: a worker is told to stop."""
         service = self._services.pop(host)
-        self._leaving[host] = self._harm(host) if self._is_calm(host) else None
+        self._leaving[host] = self._harm(host) if service.idle or self._is_calm(host) else None
         self._run.loop.call_soon(getattr(service, how), context=self._run.loop.context_of(host))
 
     def _befall(self, mishap: Mishap) -> None:
@@ -230,6 +237,22 @@ class _World:
                 seconds = chance.uniform(0.1, 4 * ttl)
                 self._harmed[host] = run.loop.time() + seconds
                 run.loop.block(host, seconds)
+                run.fault(mishap, host)
+            case Mishap.STILL_HEART if workers:
+                host = chance.choice(workers)
+                seconds = chance.uniform(0.1, 4 * ttl)
+                self._harmed[host] = run.loop.time() + seconds
+                run.loop.block(f"{host}/heart", seconds)
+                run.fault(mishap, host)
+            case Mishap.CANCEL_RUN if workers:
+                host = chance.choice(workers)
+                self._cancel_run(host)
+                run.fault(mishap, host)
+            case Mishap.STOP_TWICE if self._services:
+                host = chance.choice(sorted(self._services))
+                again = self._services[host].stop_now
+                self._stop(host, "stop")
+                run.loop.call_later(chance.uniform(0.0, 1.0), again, context=run.loop.context_of(host))
                 run.fault(mishap, host)
             case Mishap.CUT_OFF if workers or self._keepers:
                 host = chance.choice([*workers, *self._keepers])
@@ -309,6 +332,7 @@ class _World:
     async def judge(self) -> History:
         """The history, which says what is wrong."""
         run, plan = self._run, self._run.plan
+        self._noted.note_unanswered()
         return History(
             events=tuple(run.events),
             ending=await read_ending(run.raw),
@@ -338,6 +362,15 @@ class _World:
     async def _jobs(self) -> list:  # type: ignore[type-arg]
         page = await self._run.raw.find(JobQuery(limit=MOST_PER_CALL))
         return list(page.jobs)
+
+
+def _without_newest(tasks: Registry) -> Registry:
+    """The tasks as a worker knows them that was not updated yet."""
+    older = Registry()
+    for spec in tasks:
+        if spec.name != NEWEST_TASK:
+            older.add(spec.function, spec.name, spec.options)
+    return older
 
 
 def engine_of(seed: int) -> Engine:

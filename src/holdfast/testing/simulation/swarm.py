@@ -34,6 +34,8 @@ class Mishap(StrEnum):
     PAUSE = "pause"
     BLOCK = "block"
     """The event loop of a worker stands still; its heartbeat goes on."""
+    STILL_HEART = "still heart"
+    """The heartbeat of a worker stands still; its event loop goes on."""
     CUT_OFF = "cut off"
     RESTART = "restart"
     """The store is away for a while, and its replies under way are lost."""
@@ -42,6 +44,10 @@ class Mishap(StrEnum):
     RETIRE = "retire"
     STOP = "stop"
     STOP_NOW = "stop_now"
+    STOP_TWICE = "stop twice"
+    """Told to stop, and told again to stop at once."""
+    CANCEL_RUN = "cancel run"
+    """The task in which a worker runs is cancelled; what its handlers do goes on."""
     KILL_PRODUCER = "kill producer"
 
 
@@ -69,6 +75,8 @@ class Conduct(StrEnum):
     BLOCKING = "blocking"
     """It blocks the event loop."""
     BAD_RESULT = "bad result"
+    PARENT = "parent"
+    """It enqueues another job."""
     CRASH = "crash"
     """Its process dies, if it has one of its own."""
 
@@ -112,6 +120,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     crash_rate: float
     """How often the process of an isolated job dies."""
     prune_every: float
+    outdated: float
+    """How often a worker does not know one of the tasks."""
 
 
 def draw(chance: random.Random, engine: Engine) -> Plan:
@@ -171,4 +181,5 @@ def draw(chance: random.Random, engine: Engine) -> Plan:
         batch_rate=often([0.1, 0.3], 0.3),
         crash_rate=often([0.1, 0.5]),
         prune_every=chance.choice([1.0, 60.0]),
+        outdated=often([0.3], 0.2),
     )
