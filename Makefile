@@ -1,7 +1,7 @@
 # Every target sets itself up from nothing: a virtual environment in .venv with the locked requirements.
 #
 #   PYTHON=python3.12   the interpreter for .venv (default: the first of python3.11, 3.12, 3.13, python3 that is >= 3.11)
-#   ARGS="-k lease"     more arguments for the program behind `test`, `bench` and `run`
+#   ARGS="-k lease"     more arguments for the program behind `test`, `chaos`, `mutants`, `bench` and `run`
 #   UPGRADE=1           with `lock`: take the newest versions instead of keeping the pinned ones
 
 SHELL := /bin/bash
@@ -22,7 +22,12 @@ LOCK := requirements/dev.txt
 # -qq: errors only
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: help run test check bench lock clean
+# How many tests run at once. With ARGS, one after the other: then somebody is looking.
+AT_ONCE := $(if $(ARGS),,-n 2 --dist loadfile)
+# What the fault runs write, and the report that is made of it.
+CHAOS := build/chaos
+
+.PHONY: help run test chaos mutants check bench lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +37,16 @@ run: $(READY)  ## a live demo on SQLite: workers that crash, jobs that fail, non
 
 test: $(READY)  ## run all tests, on private servers of their own
 	@scripts/install_servers
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+
+chaos: $(READY)  ## fault runs on every engine and their report; ARGS="--cells F7 --runs 20" runs a part
+	@scripts/install_servers
+	@$(BIN)/python -m tests.chaos --out $(CHAOS) $(or $(ARGS),--runs 3 --kills 1000 --server-kills 100)
+	@$(BIN)/python -m tests.chaos report $(CHAOS) > $(CHAOS)/report.md
+	@echo "the report: $(CHAOS)/report.md"
+
+mutants: $(READY)  ## mutation testing of lifecycle, leases and settlement
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 check: $(READY)  ## formatting, lint, types and the direction of imports
 	@$(BIN)/ruff format --check .
