@@ -28,12 +28,18 @@ def count_down(number: int) -> int:
     return number
 
 
+def open_door(door: object) -> None:
+    door.set()
+
+
 def never_called() -> str:
     return "nobody knows"
 """
 
 TESTS = """
-from sample import Gate, count_down
+import threading
+
+from sample import Gate, count_down, open_door
 
 
 def test_of_the_gate():
@@ -43,6 +49,12 @@ def test_of_the_gate():
 
 def test_of_counting():
     assert count_down(5) == 0
+
+
+def test_of_the_door():
+    door = threading.Event()
+    open_door(door)
+    door.wait()
 """
 
 RUN = """
@@ -51,7 +63,7 @@ from pathlib import Path
 from tests.mutation import trials
 
 trials.BUSY_LIMIT = 0.3
-trials.STILL_LIMIT = 240.0
+trials.STILL_LIMIT = 2.0
 try:
     found = trials.try_module("sample", ["test_sample.py"])
     answer = [[trial.change.function, trial.change.after, trial.verdict, trial.test] for trial in found]
@@ -93,6 +105,7 @@ def test_every_mutant_ends_as_it_must(tmp_path: Path) -> None:
         ("count_down", "number -= 2"): ("killed", counting),
         ("count_down", "number -= 0"): ("timed out", counting),
         ("count_down", "return None"): ("killed", counting),
+        ("open_door", "pass"): ("timed out", "test_sample.py::test_of_the_door"),
         ("never_called", "return 'nobody knows?'"): ("survived", ""),
     }
 

@@ -33,8 +33,9 @@ from tests.mutation.mutants import Change, Mutant, mutants_of
 BUSY_LIMIT = 2.0
 """Seconds of processor time that a test may take, beyond five times its usual. A loop without an end is found by this,
 however busy the machine is."""
-STILL_LIMIT = 25.0
-"""Seconds that a test may take by the clock on the wall, with the same addition: for what waits and never comes."""
+STILL_LIMIT = 5.0
+"""Seconds that a test may sleep without doing anything, with the same addition: for those that wait for what never
+comes. One that does not get the processor does not sleep."""
 
 
 class Verdict(StrEnum):
@@ -108,9 +109,11 @@ def _in_a_process(run: Callable[[Say], int], usual: Mapping[str, float], heard: 
         finally:
             os._exit(code)
     os.close(writable)
-    test, unread, in_time = "", b"", True
+    test, unread, sleep = "", b"", _Sleep(pid)
     try:
-        while in_time := bool(select.select([readable], [], [], _limit(STILL_LIMIT, usual, test))[0]):
+        while sleep.seconds() < _limit(STILL_LIMIT, usual, test):
+            if not select.select([readable], [], [], 0.5)[0]:
+                continue
             read = os.read(readable, 65_536)
             if not read:
                 break
@@ -119,14 +122,33 @@ def _in_a_process(run: Callable[[Say], int], usual: Mapping[str, float], heard: 
                 message = json.loads(line)
                 test = message["test"]
                 heard(message)
+        else:
+            os.kill(pid, signal.SIGALRM)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
     finally:
         os.close(readable)
-        if not in_time:
-            os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if not in_time or code == -signal.SIGPROF:
+    if code in (-signal.SIGALRM, -signal.SIGPROF):
         return _End(Verdict.TIMED_OUT, test)
     return _End(Verdict.SURVIVED, "") if code == 0 else _End(Verdict.KILLED, test)
+
+
+class _Sleep:
+    """For how long a process has slept and done nothing, as far as Linux tells."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._worked = ""
+        self._since = time.monotonic()
+
+    def seconds(self) -> float:
+        state, *rest = self._stat.read_text().rpartition(")")[2].split()
+        worked = " ".join(rest[10:12])  # processor time, its own and the system's for it
+        if state not in "SZ" or worked != self._worked:
+            self._worked, self._since = worked, time.monotonic()
+        return time.monotonic() - self._since
 
 
 def _limit(seconds: float, usual: Mapping[str, float], test: str) -> float:

@@ -163,7 +163,7 @@ async def test_it_beats_at_once_and_three_times_in_a_ttl(bench: Bench) -> None:
 
 
 async def test_it_does_not_beat_for_a_session_that_is_not_there_yet(bench: Bench) -> None:
-    async with bench.running(""):
+    async with bench.running(bench.heart.session_id):
         await bench.pass_time(TTL)
         assert bench.store.beats == []
         bench.heart.session_id = "new"
@@ -252,7 +252,10 @@ async def test_a_count_that_does_not_fit_for_a_moment_is_not(bench: Bench) -> No
         for answer in (right, wrong, right, wrong, right):
             bench.store.answer = answer
             await bench.pass_time(BEAT)
-    assert bench.reconciled == 0
+        assert bench.reconciled == 0
+        bench.store.answer = wrong
+        await bench.pass_time(2 * BEAT)
+        assert bench.reconciled == 1
 
 
 @pytest.mark.parametrize("counted", ["before", "after"])
@@ -320,6 +323,13 @@ async def test_a_loop_that_is_blocked_for_two_seconds_loses_what_has_not_started
     assert not bench.holding.start(fetched)
     assert bench.holding.take([unheard]) == []
     assert bench.holding.knows(running)
+
+
+async def test_a_loop_that_was_blocked_before_anybody_looked_is_noticed_at_the_first_look(bench: Bench) -> None:
+    bench.clock.advance(5.0)
+    async with bench.running():
+        await bench.pass_time(LOOK, ticking=False)
+    assert bench.events == [LoopBlocked("s", 5.25, 0, ("culprit",))]
 
 
 async def test_a_blocked_loop_without_a_session_has_nothing_to_lose(bench: Bench) -> None:
