@@ -55,9 +55,9 @@ def _killed_at_each_step(rig: Rig) -> None:
 
 
 def _killed_at_random(rig: Rig) -> None:
-    workers = [rig.worker(keepers=False), rig.supervisor(processes=2)]
+    workers = [rig.worker(keepers=False), rig.supervisor()]
     with rig.producer(with_long_ones(0.3)):
-        for _ in range(4):
+        for _ in range(3):
             rig.wait_for_more(10)
             time.sleep(BETWEEN_KILLS * random.random())
             number = random.randrange(2)
@@ -69,7 +69,7 @@ def _killed_at_random(rig: Rig) -> None:
 
 
 def _everybody_killed(rig: Rig) -> None:
-    programs = [rig.worker(), rig.supervisor(processes=2), rig.producing_program()]
+    programs = [rig.worker(), rig.supervisor(), rig.producing_program()]
     rig.wait_for_more(20)
     rig.kill(*programs)
     rig.worker()
@@ -98,22 +98,16 @@ def _paused_past_its_lease(rig: Rig) -> None:
 def _keepers_paused_and_killed(rig: Rig) -> None:
     """While one keeper stands still, the other brings the jobs back; then it is the other way round."""
     first, second = rig.keeper(), rig.keeper()
-    for paused, dies in ((first, None), (None, second)):
-        victim = rig.worker(keepers=False)
+    victim = rig.worker(keepers=False)
+    for harm, victims in ((rig.pause, first), (rig.kill, second)):
         held = rig.enqueue("held_at_first", 3, gate="end")
         rig.wait_for_starts(3, *held)
-        if paused:
-            rig.pause(paused)
-        if dies:
-            rig.kill(dies)
+        harm(victims)
         rig.kill(victim)
-        successor = rig.worker(keepers=False)
+        victim = rig.worker(keepers=False)
         rig.wait_for_starts(6, *held)
-        if paused:
-            rig.resume(paused)
-        rig.drain()
-        rig.stop(successor)
-    rig.worker()
+        if harm == rig.pause:
+            rig.resume(first)
 
 
 # Starved.
@@ -195,15 +189,15 @@ def _no_memory_groups() -> str:
 
 
 def _told_to_stop(rig: Rig) -> None:
-    """While they idle, and while they work: everything is settled or given back, and no attempt is used for it."""
-    rig.stop(rig.worker(), rig.supervisor())
+    """While they work: everything is settled or given back, and no attempt is used for it."""
+    by_signal = {signal.SIGTERM: [rig.worker()], signal.SIGINT: [rig.worker(), rig.supervisor()]}
     with rig.producer():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            workers = rig.worker(), rig.supervisor()
-            rig.wait_for_more(20)
-            rig.fault(f"told to stop ({signal.Signals(number).name})")
+        rig.wait_for_more(20)
+        for number, workers in by_signal.items():
+            rig.fault(f"told to stop ({number.name})")
             rig.stop(*workers, number=number)
-    rig.worker()
+        rig.worker()
+        rig.wait_for_more(10)
 
 
 def _told_to_stop_twice(rig: Rig) -> None:
@@ -272,7 +266,7 @@ CELLS: tuple[Cell, ...] = (
     Cell(
         name="worker killed at random",
         faults="F1",
-        about="SIGKILL at four random moments, of a worker alone or of a supervisor's",
+        about="SIGKILL at three random moments, of a worker alone or of a supervisor's",
         engines=ENGINES,
         run=_killed_at_random,
     ),
@@ -338,7 +332,7 @@ CELLS: tuple[Cell, ...] = (
     Cell(
         name="told to stop",
         faults="F28",
-        about="SIGTERM while idle, SIGTERM and SIGINT under load",
+        about="SIGTERM and SIGINT under load (and SIGTERM while idle, as at the end of every cell)",
         engines=ENGINES,
         run=_told_to_stop,
     ),
