@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -73,10 +74,14 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         """What every session of ours is like, whatever the server's defaults are."""
         # Half of the time: whoever waits for a lock in vain must be able to try again.
         wait = max(1, int(self.timeout / 2))
+        # No call of ours takes longer, so whoever leaves a transaction open for so long is gone without the server's
+        # knowing, and its locks hide jobs from everybody. Only MariaDB reads what stands between the marks.
+        idle = max(1, math.ceil(self.timeout))
         return (
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
             "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-            f"sql_notes = 0, innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait}"
+            f"sql_notes = 0, innodb_lock_wait_timeout = {wait}, lock_wait_timeout = {wait} "
+            f"/*M! , idle_transaction_timeout = {idle} */"
         )
 
     def connect(self, deadline: float) -> pymysql.Connection[Any]:
