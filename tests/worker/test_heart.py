@@ -385,13 +385,15 @@ async def test_jobs_that_a_store_could_not_take_back_are_as_if_nobody_knew_of_th
     assert bench.events == [LoopBlocked("s", 2.0, 1, ("culprit",))]
 
 
-async def test_jobs_that_a_store_may_have_taken_back_never_start(bench: Bench) -> None:
+async def test_jobs_that_a_store_may_have_taken_back_never_start_and_are_asked_for(bench: Bench) -> None:
     [job] = await bench.claim(1)
     bench.store.fault = OutcomeUnknown("the reply got lost")
     async with bench.running():
         await bench.pass_time(2.0, ticking=False)
     assert bench.holding.knows(job)
     assert not bench.holding.start(job)
+    assert bench.reconciled == 1
+    assert bench.holding.reconcile([job], bench.holding.known()) == [job]
     assert bench.events == [LoopBlocked("s", 2.0, 1, ("culprit",))]
 
 

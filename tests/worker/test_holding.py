@@ -120,6 +120,30 @@ def test_what_was_given_back_is_forgotten_once_the_store_does_not_count_it_any_m
     assert holding.start(D)
 
 
+def test_what_was_given_back_without_an_answer_is_given_back_again_if_the_store_still_counts_it(
+    holding: Holding,
+) -> None:
+    holding.take([A, B, C, D])
+    for job in (A, B, C):
+        assert holding.give_back(job)
+    holding.doubt([A, B])
+    assert not holding.start(A)
+    assert holding.reconcile([A, C], holding.known()) == [A]
+    assert holding.known() == {("a", 1), ("c", 1), ("d", 1)}
+    # Once is enough: its second release is on its way now.
+    assert holding.reconcile([A, C], holding.known()) == []
+    assert not holding.start(A)
+
+
+def test_there_is_no_doubt_about_what_was_not_given_back(holding: Holding) -> None:
+    holding.take([A, B])
+    assert holding.start(A)
+    holding.doubt([A, B, C])
+    assert holding.reconcile([A, B], holding.known()) == []
+    assert holding.known() == {("a", 1), ("b", 1)}
+    assert holding.start(B)
+
+
 # Threads.
 
 
@@ -172,11 +196,12 @@ class Interrupted(dict[Any, Any]):
         (lambda holding: holding.start(A), lambda holding: holding.give_back(A)),
         (lambda holding: holding.give_back(A), lambda holding: holding.start(A)),
         (lambda holding: holding.take([B]), lambda holding: holding.give_back(B)),
+        (lambda holding: holding.doubt([A]), lambda holding: holding.start(A)),
         (lambda holding: holding.known(), lambda holding: holding.give_back(B)),
         (lambda holding: holding.reconcile([A], frozenset()), lambda holding: holding.give_back(B)),
         (lambda holding: holding.forget(), lambda holding: holding.start(A)),
     ],
-    ids=["start", "give back", "take", "known", "reconcile", "forget"],
+    ids=["start", "give back", "take", "doubt", "known", "reconcile", "forget"],
 )
 def test_nothing_happens_in_the_middle_of_something_else(
     holding: Holding, one: Callable[[Holding], object], other: Callable[[Holding], object]
