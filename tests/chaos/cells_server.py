@@ -36,7 +36,7 @@ def _server_restarted(rig: Rig) -> None:
         rig.measure(*workers)
         rig.fault("server restarted", rig.engine)
         rig.server.stop()
-        rig.server.start()
+        rig.start_server()
         rig.wait_for_more(20)
 
 

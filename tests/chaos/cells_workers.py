@@ -44,7 +44,7 @@ def _killed_at(point: str) -> Callable[[Rig], None]:
 
 def _killed_at_each_step(rig: Rig) -> None:
     alone = rig.worker()
-    rig.supervisor(processes=2)
+    rig.supervisor()
     with rig.producer():
         for point in POINTS:
             rig.arm(point)
@@ -215,7 +215,8 @@ def _told_to_stop_twice(rig: Rig) -> None:
 
 def _hung_up(rig: Rig) -> None:
     """SIGHUP, as when a terminal is closed. Nobody listens to it: it ends a process as it would any other."""
-    workers = rig.worker(), rig.supervisor()
+    listening = ("env", "--default-signal=HUP")  # whoever was started by `nohup` would not hear it
+    workers = rig.worker(prefix=listening), rig.supervisor(prefix=listening)
     with rig.producer():
         rig.wait_for_more(20)
         for program in workers:

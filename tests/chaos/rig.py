@@ -56,8 +56,9 @@ NOT_THERE_YET = (
 )
 """What a server that is only just coming back makes of a call, also of one that goes past the store."""
 _START = re.compile(rb'"event":"start".*?"job_id":"([^"]+)"')
+CONNECTIONS = "connections"
 SLACK = 6
-"""So many more connections, files or threads than before are no leak: pools grow to their size once."""
+"""So many more files or threads of a process, or connections for each, are no leak: pools grow to their size once."""
 
 
 class _Programs(Stage):
@@ -93,6 +94,7 @@ class Rig:
         self._portal = Portal(SYSTEM)
         self._file = HistoryFile(folder / "history-rig.jsonl")
         self._producers: list[Producer] = []
+        self._producers_stores: list[Store] = []
         self._before: dict[str, float] = {}
         self._healed = False
         self._workers: list[Program] = []
@@ -114,8 +116,9 @@ class Rig:
             elif self._database is not None:
                 ending.callback(self._database.drop)
             ending.callback(self._portal.close)
-            if self._store is not None:
-                ending.callback(self._close_store, self._store)
+            for store in (self._store, *self._producers_stores):
+                if store is not None:
+                    ending.callback(self._close_store, store)
             if self._stage is not None:
                 ending.callback(self._stage.__exit__, kind, error, traceback)
             for producer in self._producers:
@@ -262,6 +265,7 @@ class Rig:
     def producer(self, calls: Calls = mixed, *, every: float = EVERY, url: str | None = None) -> Producer:
         """A producer in a thread of this process: `with rig.producer(): ...`. What it was told is noted."""
         store = open_store(url or self.url(), SYSTEM)
+        self._producers_stores.append(store)
         self._producers.append(Producer(store, self.note, calls=calls, every=every))
         return self._producers[-1]
 
@@ -370,7 +374,12 @@ class Rig:
         self.fault("server killed", self.engine)
         self.server.kill()
         yield
+        self.start_server()
+
+    def start_server(self) -> None:
+        """Start the server again, and wait until it lets clients in."""
         self.server.start()
+        self.open_store()
 
     # The end.
 
@@ -387,7 +396,7 @@ class Rig:
                     found[f"files of {pid}"] = len(os.listdir(f"/proc/{pid}/fd"))
                     found[f"threads of {pid}"] = len(os.listdir(f"/proc/{pid}/task"))
         if self.engine in ENGINES:
-            found["connections"] = len(persistently(self.database.connections))
+            found[CONNECTIONS] = len(persistently(self.database.connections))
         return found
 
     def heal(self) -> None:
@@ -445,15 +454,19 @@ class Rig:
         deadline = time.monotonic() + 10.0
         while True:  # the last answers may be under way
             after = self._resources(alive)
-            grown = [what for what in self._before if after.get(what, 0) > self._before[what] + SLACK]
+            grown = [what for what in self._before if after.get(what, 0) > self._before[what] + self._slack(what)]
             if not grown or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         for what, before in self._before.items():
             if what in after:
+                slack = self._slack(what)
                 self.note(
-                    Measured(at=time.monotonic(), host="rig", what=what, before=before, after=after[what], slack=SLACK)
+                    Measured(at=time.monotonic(), host="rig", what=what, before=before, after=after[what], slack=slack)
                 )
+
+    def _slack(self, what: str) -> int:
+        return SLACK * len(self._measured) if what == CONNECTIONS else SLACK
 
     def history(self) -> History:
         """What has been noted so far, and what is in the store now."""
