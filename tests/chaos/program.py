@@ -36,6 +36,7 @@ from holdfast.stores import open_store
 from holdfast.testing.history.events import AnyEvent, Effect, End, Fault, KeeperReady, Start
 from holdfast.testing.history.recording import HistoryFile, recorded
 from holdfast.worker.board import Board, Started
+from holdfast.worker.heart import Heart
 
 FOLDER = Path(os.environ.get("HOLDFAST_TEST_FOLDER", "."))
 HOST = str(os.getpid())
@@ -278,6 +279,10 @@ async def hoarding(number: int, seconds: float) -> int:
 # Guards that can be switched off.
 
 
+async def _never_beat(self: Heart) -> None:
+    await asyncio.sleep(3600)
+
+
 def _nothing_started(self: Board) -> list[Started]:
     return []
 
@@ -291,6 +296,8 @@ async def _applied_whatever(self: Crashing, moves: Sequence[Move]) -> list[Appli
 def _switch_off(guards: Iterable[str]) -> None:
     for guard in guards:
         match guard:
+            case "heartbeat":
+                Heart._beat_on = _never_beat  # type: ignore[method-assign]
             case "started list":
                 Board.started = _nothing_started  # type: ignore[method-assign]
             case "fencing":
