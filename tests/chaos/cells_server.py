@@ -113,6 +113,7 @@ def _migrated_at_once(rig: Rig) -> None:
     """Six programs make the schema of a new store at the same time, three of them are killed meanwhile; then workers
     come, and one more program.
     """
+    rig.timeout = 30.0  # they wait for each other
     migrating = [
         rig.stage.start_command([sys.executable, "-m", "holdfast.cli", "migrate", rig.url()]) for _ in range(6)
     ]

@@ -43,7 +43,7 @@ from tests.worker.programs import Program, Stage, children_of, eventually, is_al
 T = TypeVar("T")
 
 TTL = 1.0
-GRACE = 5.0
+GRACE = 30.0
 PATIENCE = 120.0
 """Seconds. For everything that ends soon, unless others need the machine."""
 NOT_THERE_YET = (
@@ -83,7 +83,7 @@ class Rig:
     def __init__(self, engine: str, folder: Path, fleet: Fleet) -> None:
         self.engine = engine
         self.folder = folder
-        self.timeout = 3.0
+        self.timeout = 10.0
         """How patient the workers' stores are."""
         self._fleet = fleet
         self._server: Server | None = None
