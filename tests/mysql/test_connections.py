@@ -7,6 +7,7 @@ import gc
 import logging
 import multiprocessing
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -423,9 +424,15 @@ def test_a_bad_url_is_refused(bad: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def encrypted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MariaDbServer, Path]]:
-    folder = tmp_path_factory.mktemp("certificates")
-    folder.chmod(0o755)
+def encrypted_server() -> Iterator[tuple[MariaDbServer, Path]]:
+    # Not among pytest's own folders, which are nobody else's business: the server runs as somebody else.
+    with tempfile.TemporaryDirectory(prefix="holdfast-certificates-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield from _encrypted_server(folder)
+
+
+def _encrypted_server(folder: Path) -> Iterator[tuple[MariaDbServer, Path]]:
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     )
@@ -433,9 +440,7 @@ def encrypted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         [*command.split(), "-keyout", folder / "key", "-out", folder / "cert"], check=True, capture_output=True
     )
     for name in ("key", "cert"):
-        (folder / name).chmod(0o644)  # the server runs as somebody else
-    for parent in folder.parents[:2]:
-        parent.chmod(0o755)
+        (folder / name).chmod(0o644)
     settings = {"ssl-cert": str(folder / "cert"), "ssl-key": str(folder / "key"), "require-secure-transport": "ON"}
     with MariaDbServer(settings=settings) as server:
         yield server, folder / "cert"

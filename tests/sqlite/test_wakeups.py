@@ -223,6 +223,7 @@ async def test_the_watcher_ends_when_nobody_waits_and_begins_again(store: Sqlite
 
 
 async def test_waiters_that_come_and_go_quickly_are_never_without_a_watcher(store: SqliteStore, path: Path) -> None:
+    await store.now()  # the table is there
     for number in range(20):
         async with Waiter(store):
             pass
