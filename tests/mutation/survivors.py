@@ -27,4 +27,4 @@ class Known(NamedTuple):
 def read_reasons(file: Path = FILE) -> dict[Known, str]:
     """The reason of each."""
     entries = tomllib.loads(file.read_text()).get("survivor", [])
-    return {Known(*(entry[field] for field in Known._fields)): entry["reason"].strip() for entry in entries}
+    return {Known(*(entry[field] for field in Known._fields)): " ".join(entry["reason"].split()) for entry in entries}
