@@ -65,11 +65,14 @@ class Faults(msgspec.Struct):
     harmed_at: float = 0.0
 
     def heal(self) -> None:
-        """No faults from now on. What is on the way still arrives."""
+        """No faults from now on. What is on the way still arrives, and hosts are cut off until their time is over."""
         self.refused = self.request_lost = self.reply_lost = self.reply_late = 0.0
         self.request_late = self.request_twice = self.wakeup_lost = self.latency = 0.0
         self.away_until = 0.0
-        self.cut.clear()
+
+    def over_at(self) -> float:
+        """When the last host is no longer cut off."""
+        return max(self.cut.values(), default=0.0)
 
     def restart(self, now: float, away: float) -> None:
         """The store ends, and is back after so many seconds."""

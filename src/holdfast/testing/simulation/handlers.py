@@ -30,12 +30,16 @@ class _HasNoRemedy(Exception):
 
 
 class Handlers:
-    """Registers the tasks with the application. `crash` ends the process in which a handler runs, or its host."""
+    """Registers the tasks with the application.
 
-    def __init__(self, run: Run, app: Holdfast, crash: Callable[[str], None]) -> None:
+    `crash` ends the process in which a handler runs, or its host; `ambush` may befall its host.
+    """
+
+    def __init__(self, run: Run, app: Holdfast, crash: Callable[[str], None], ambush: Callable[[str], None]) -> None:
         self._run = run
         self._app = app
         self._crash = crash
+        self._ambush = ambush
         backoff = run.plan.backoff
         self._epilogue = app.task(name="epilogue", queue=QUEUES[0], backoff=backoff)(self._after_failure)
         options: dict[str, Any] = {"queue": QUEUES[0], "backoff": backoff, "permanent": (_HasNoRemedy,)}
@@ -81,7 +85,9 @@ class Handlers:
             case Conduct.SLOW:
                 await self._sleep(chance.uniform(0.05, 0.5))
             case Conduct.LONG:
-                await self._sleep(chance.uniform(1.2, 2.5) * ttl)
+                await self._sleep(0.2 * ttl)
+                self._ambush(machine())
+                await self._sleep(chance.uniform(1.0, 2.3) * ttl)
             case Conduct.FLAKY if chance.random() < 0.5:
                 await self._sleep(chance.choice([0.0, 0.1]))
                 raise RuntimeError("failed by chance")

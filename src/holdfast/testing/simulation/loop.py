@@ -32,6 +32,17 @@ class Stuck(Exception):
     """Nothing is left that could ever run, or nothing comes to an end."""
 
 
+class _NumberedTask(asyncio.Task[Any]):
+    """A task with a hash of its own: asyncio keeps tasks in sets, and else their order would be that of addresses."""
+
+    def __init__(self, number: int, coro: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """One thread, no I/O, virtual time. Tasks that are ready together run in an order drawn from the seed; plain
     callbacks keep their order among each other, as asyncio promises.
@@ -69,9 +80,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # Hosts.
 
-    def create_task(self, *args: Any, **kwargs: Any) -> asyncio.Task[Any]:
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
         """As ever, but keeping hold of the task: what a killed host leaves behind must not be collected in mid-run."""
-        task: asyncio.Task[Any] = super().create_task(*args, **kwargs)
+        task = _NumberedTask(len(self._tasks), coro, loop=self, name=name, context=context)
         self._tasks.append(task)
         return task
 
@@ -111,11 +122,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Nothing of the host itself runs for that long. Its parts go on."""
         self._paused[host] = max(self._paused.get(host, 0.0), self._time + seconds)
 
-    def resume_all(self) -> None:
-        """No host is paused any more."""
-        self._paused.clear()
-        while self._put_off:
-            self._ready.append(heapq.heappop(self._put_off)[2])
+    def anybody_paused(self) -> bool:
+        """Whether a host that lives, or a part of one, stands still now."""
+        return any(until > self._time and host not in self._dead for host, until in self._paused.items())
 
     def _with_parts(self, host: str) -> list[str]:
         return [known for known in self._hosts if known == host or known.startswith(f"{host}/")]

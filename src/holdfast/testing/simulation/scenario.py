@@ -41,6 +41,8 @@ _TIME_TO_RECOVER = 5.5
 _SKEWS = (0.0, 3600.0, -3600.0)
 _LONG_AFTER = 20 * 366 * 24 * 3600.0
 _LATEST_RESTART = 0.5
+_BUSY_VICTIMS = 0.7
+_HINDRANCES = (Mishap.PAUSE, Mishap.BLOCK, Mishap.STILL_HEART, Mishap.CUT_OFF)
 
 
 class Report(msgspec.Struct):
@@ -78,7 +80,7 @@ class _World:
         store, self._noted = told(run.store(), run)
         self._app = Holdfast(store, settings=self._settings, on_event=run.hear, ports=run.ports)
         self._processes = SimulatedProcesses(run, self._app.tasks, self._app.handling)
-        handlers = Handlers(run, self._app, self._crash)
+        handlers = Handlers(run, self._app, self._crash, self._ambush)
         self._producers = Producers(run, self._app, handlers, self._noted)
         self._started = 0
         self._services: dict[str, WorkerService] = {}
@@ -90,6 +92,7 @@ class _World:
         self._producing: set[str] = set()
         self._harmed: dict[str, float] = {}
         """When each host was last harmed."""
+        self._suffering = True
         self._set_back = 0.0
         self._drained_within = _DRAINED_AT_LEAST
         """Seconds from the last fault until every job must have ended: the more are left, the longer."""
@@ -217,33 +220,46 @@ class _World:
         self._leaving[host] = self._harm(host) if service.idle or self._is_calm(host) else None
         self._run.loop.call_soon(getattr(service, how), context=self._run.loop.context_of(host))
 
+    def _victim(self) -> str:
+        """Whom it shall befall: a keeper sometimes, mostly a worker that has something to lose."""
+        chance, workers = self._run.chance, [*self._services, *self._leaving]
+        busy = [host for host, service in self._services.items() if not service.idle]
+        if busy and chance.random() < _BUSY_VICTIMS:
+            return chance.choice(busy)
+        return chance.choice([*workers, *self._keepers])
+
+    def _hinder(self, mishap: Mishap, host: str, seconds: float) -> None:
+        run = self._run
+        self._harmed[host] = run.loop.time() + seconds
+        run.fault(mishap, host)
+        match mishap:
+            case Mishap.PAUSE:
+                run.loop.pause(host, seconds)
+            case Mishap.BLOCK:
+                run.loop.block(host, seconds)
+            case Mishap.STILL_HEART:
+                run.loop.block(f"{host}/heart", seconds)
+            case Mishap.CUT_OFF:
+                run.faults.cut[host] = run.loop.time() + seconds
+
+    def _ambush(self, host: str) -> None:
+        """A long handler is in the middle of its work: the worst moment for its worker to stand still."""
+        plan, chance = self._run.plan, self._run.chance
+        ways = [mishap for mishap in plan.mishaps if mishap in _HINDRANCES] or _HINDRANCES
+        if self._suffering and host in self._services and chance.random() < plan.ambush:
+            self._hinder(chance.choice(ways), host, plan.ttl * chance.uniform(1.8, 3.2))
+
     def _befall(self, mishap: Mishap) -> None:
         """Let it happen to somebody, if there is somebody to whom it can."""
         run, chance, ttl = self._run, self._run.chance, self._run.plan.ttl
         workers = [*self._services, *self._leaving]
         match mishap:
             case Mishap.KILL if workers or self._keepers:
-                self._kill(chance.choice([*workers, *self._keepers]))
+                self._kill(self._victim())
             case Mishap.KILL_PRODUCER if self._producing:
                 self._kill(chance.choice(sorted(self._producing)))
-            case Mishap.PAUSE if workers or self._keepers:
-                host = chance.choice([*workers, *self._keepers])
-                seconds = chance.uniform(0.1, 4 * ttl)
-                self._harmed[host] = run.loop.time() + seconds
-                run.loop.pause(host, seconds)
-                run.fault(mishap, host)
-            case Mishap.BLOCK if workers:
-                host = chance.choice(workers)
-                seconds = chance.uniform(0.1, 4 * ttl)
-                self._harmed[host] = run.loop.time() + seconds
-                run.loop.block(host, seconds)
-                run.fault(mishap, host)
-            case Mishap.STILL_HEART if workers:
-                host = chance.choice(workers)
-                seconds = chance.uniform(0.1, 4 * ttl)
-                self._harmed[host] = run.loop.time() + seconds
-                run.loop.block(f"{host}/heart", seconds)
-                run.fault(mishap, host)
+            case Mishap.PAUSE | Mishap.BLOCK | Mishap.STILL_HEART | Mishap.CUT_OFF if workers or self._keepers:
+                self._hinder(mishap, self._victim(), ttl * chance.choice([0.3, 2.5, 4.0]) * chance.uniform(0.8, 1.2))
             case Mishap.CANCEL_RUN if workers:
                 host = chance.choice(workers)
                 self._cancel_run(host)
@@ -253,10 +269,6 @@ class _World:
                 again = self._services[host].stop_now
                 self._stop(host, "stop")
                 run.loop.call_later(chance.uniform(0.0, 1.0), again, context=run.loop.context_of(host))
-                run.fault(mishap, host)
-            case Mishap.CUT_OFF if workers or self._keepers:
-                host = chance.choice([*workers, *self._keepers])
-                self._harmed[host] = run.faults.cut[host] = run.loop.time() + chance.uniform(0.1, 3 * ttl)
                 run.fault(mishap, host)
             case Mishap.RESTART:
                 run.faults.restart(run.loop.time(), chance.uniform(0.0, 2 * ttl))
@@ -299,11 +311,13 @@ class _World:
                 self._befall(chance.choice(plan.mishaps))
 
     async def _heal(self) -> None:
+        """The network is whole at once; what is on its way arrives, and who stands still wakes up when it is time."""
         run = self._run
         run.faults.heal()
-        run.loop.resume_all()
-        while run.faults.on_the_way:
+        self._suffering = False
+        while run.faults.on_the_way or run.loop.anybody_paused() or run.faults.over_at() > run.loop.time():
             await run.ports.clock.sleep(0.1)
+            self._start_missing()
         for queue in QUEUES:
             await run.raw.set_paused(queue, False)
         left = sum(count.ready + count.scheduled + count.in_flight for count in await run.raw.counts())

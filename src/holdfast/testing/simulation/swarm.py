@@ -119,6 +119,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How often several jobs are enqueued in one call."""
     crash_rate: float
     """How often the process of an isolated job dies."""
+    ambush: float
+    """How often a worker is hindered in the middle of a long handler."""
     prune_every: float
     outdated: float
     """How often a worker does not know one of the tasks."""
@@ -134,8 +136,8 @@ def draw(chance: random.Random, engine: Engine) -> Plan:
     def some(all_of: Sequence[T], least: int = 1) -> tuple[T, ...]:
         return tuple(chance.sample(all_of, chance.randint(least, len(all_of))))
 
-    ttl = chance.choice([0.5, 1.0, 1.0, 2.0])
-    rates = [0.01, 0.03, 0.08]
+    ttl = chance.choice([0.5, 0.5, 1.0, 2.0])
+    rates = [0.005, 0.02, 0.06]
     faults = Faults(
         refused=often(rates),
         request_lost=often(rates, 0.3),
@@ -148,22 +150,24 @@ def draw(chance: random.Random, engine: Engine) -> Plan:
         deadline=chance.choice([0.5, 1.0, 2.0]),
     )
     keepers_in_workers = chance.random() < 0.7
+    # Long handlers are those in whose midst something can happen.
+    conducts = (*some(list(Conduct)), Conduct.SUCCEED, *[Conduct.LONG] * chance.randint(0, 6))
     return Plan(
         engine=engine,
         faults=faults,
-        mishaps=some(list(Mishap), 2),
-        mishap_rate=chance.choice([0.05, 0.15, 0.3]),
+        mishaps=some(list(Mishap), 5),
+        mishap_rate=chance.choice([0.1, 0.3, 0.5]),
         ttl=ttl,
         poll=chance.choice([0.1, 0.5, 2.0]),
         grace=chance.choice([0.0, 0.5, 3.0]),
         concurrency=chance.choice([1, 2, 4, 10]),
-        workers=chance.choice([1, 2, 2, 3]),
+        workers=chance.choice([1, 2, 2, 3, 3, 3]),
         producers=chance.choice([1, 1, 2]),
         keepers_in_workers=keepers_in_workers,
         keeper_hosts=chance.choice([0, 1]) if keepers_in_workers else 1,
-        jobs=chance.choice([6, 12, 20, 30]),
+        jobs=chance.choice([8, 12, 20, 30]),
         pause_between=chance.choice([0.0, 0.1, 0.3, 0.6]),
-        conducts=(*some(list(Conduct)), Conduct.SUCCEED),
+        conducts=conducts,
         backoff=FullJitter(base=chance.choice([0.05, 0.2]), max=1.0),
         max_retries=some([0, 1, 2, 5]),
         max_crashes=chance.choice([1, 2, 3]),
@@ -180,6 +184,7 @@ def draw(chance: random.Random, engine: Engine) -> Plan:
         pause_queue_rate=often([0.1], 0.2),
         batch_rate=often([0.1, 0.3], 0.3),
         crash_rate=often([0.1, 0.5]),
+        ambush=often([0.5, 1.0], 0.9),
         prune_every=chance.choice([1.0, 60.0]),
         outdated=often([0.3], 0.2),
     )
