@@ -179,7 +179,12 @@ def _sqlite_url(rig: Rig, settings: Mapping[str, str]) -> str:
 
 
 def _lose_power_of_the_server(rig: Rig, ground: Disk) -> None:
-    ground.flush()  # the server was set up without waiting for the disk; that is not what this is about
+    # The server was set up without waiting for the disk; that is not what this is about. PostgreSQL may have the tables
+    # in its memory only, if commits do not wait.
+    if rig.engine == "postgres":
+        assert isinstance(rig.database, SqlDatabase)
+        rig.database.sql("CHECKPOINT")
+    ground.flush()
     with rig.producer(every=0.005):
         rig.wait_for_more(30)
         rig.fault("power cut", rig.engine)
