@@ -1,4 +1,4 @@
-"""Every cell there is: those of all modules here whose names begin with `cells_`."""
+"""Every cell there is: those of all modules here whose names begin with `cells_`, by the number of their fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.chaos.cell import Cell
 def _gathered() -> tuple[Cell, ...]:
     names = sorted(module.name for module in pkgutil.iter_modules(tests.chaos.__path__, "tests.chaos."))
     modules = [importlib.import_module(name) for name in names if name.startswith("tests.chaos.cells_")]
-    return tuple(cell for module in modules for cell in module.CELLS)
+    cells: list[Cell] = [cell for module in modules for cell in module.CELLS]
+    return tuple(sorted(cells, key=lambda cell: int(cell.faults.removeprefix("F"))))
 
 
 CELLS: tuple[Cell, ...] = _gathered()
