@@ -110,7 +110,8 @@ class Handlers:
             case Conduct.DEAF:
                 await self._sleep_through(chance.uniform(0.1, 1.5) * ttl)
             case Conduct.BLOCKING:
-                run.loop.block(HOST.get(), chance.choice([0.3, 1.5 * ttl, 2.5]))
+                longest = 0.3 if run.healed_at else chance.choice([0.3, 1.5 * ttl, 2.5])
+                run.loop.block(HOST.get(), longest)
                 await self._sleep(0.0)
             case Conduct.CRASH if chance.random() < 0.7:
                 self._crash(HOST.get())

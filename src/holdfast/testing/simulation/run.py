@@ -12,7 +12,7 @@ from holdfast.ports import Ports
 from holdfast.store import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.history import recorded
-from holdfast.testing.history.events import AnyEvent, Fault
+from holdfast.testing.history.events import AnyEvent, Fault, Healed
 from holdfast.testing.simulation.faulty import Faults, wrap
 from holdfast.testing.simulation.loop import HOST, SimulatedLoop, machine
 from holdfast.testing.simulation.ports import SimulatedClock, StoreClock, simulated_ports
@@ -38,6 +38,8 @@ class Run:
         self.happenings: Counter[str] = Counter()
         self.surprises: list[str] = []
         """What no invariant is about, and yet must not happen: errors of our own code, hosts that end unasked."""
+        self.healed_at: float | None = None
+        """None while the run suffers."""
         self._over = False
         self._store_ports = replace(self.ports, clock=self.store_clock)
         self._file: SimulatedFile | None = None
@@ -82,6 +84,11 @@ class Run:
         self.happenings[type(event).__name__] += 1
         if isinstance(event, PartFailed | KeeperFailed) and not event.error.startswith(_EXPECTED_ERRORS):
             self.surprises.append(f"{HOST.get()}: {event}")
+
+    def heal(self) -> None:
+        """No more harm from here on."""
+        self.healed_at = self.loop.time()
+        self.note(Healed(at=self.healed_at, host="simulator"))
 
     def end(self) -> None:
         """Nothing counts from here on: what is left is dropped."""

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.config import JobSettings, QueueSettings, Settings, WorkerSettings
+from holdfast.events import Event, SessionRescued
 from holdfast.job import ENDED, State
 from holdfast.keepers.rescue import Rescue
 from holdfast.keepers.retention import Retention
@@ -23,7 +24,7 @@ from holdfast.registry import Registry
 from holdfast.store import MOST_PER_CALL, JobQuery
 from holdfast.tasks import FollowUps
 from holdfast.testing.history import History, check, read_ending
-from holdfast.testing.history.events import Cancel, Healed, KeeperReady, Rules, Settle, Stopped
+from holdfast.testing.history.events import Cancel, KeeperReady, Rules, Settle, Stopped
 from holdfast.testing.simulation.handlers import NEWEST_TASK, QUEUES, Handlers
 from holdfast.testing.simulation.loop import HOST, run_simulated
 from holdfast.testing.simulation.processes import SimulatedProcesses
@@ -78,7 +79,7 @@ class _World:
             ),
         )
         store, self._noted = told(run.store(), run)
-        self._app = Holdfast(store, settings=self._settings, on_event=run.hear, ports=run.ports)
+        self._app = Holdfast(store, settings=self._settings, on_event=self._hear, ports=run.ports)
         self._processes = SimulatedProcesses(run, self._app.tasks, self._app.handling)
         handlers = Handlers(run, self._app, self._crash, self._ambush)
         self._producers = Producers(run, self._app, handlers, self._noted)
@@ -92,7 +93,6 @@ class _World:
         self._producing: set[str] = set()
         self._harmed: dict[str, float] = {}
         """When each host was last harmed."""
-        self._suffering = True
         self._set_back = 0.0
         self._drained_within = _DRAINED_AT_LEAST
         """Seconds from the last fault until every job must have ended: the more are left, the longer."""
@@ -124,16 +124,16 @@ class _World:
         """The real worker, whole, as `Holdfast.worker_service` makes it, but for the processes of isolated jobs."""
         run, app, settings = self._run, self._app, self._settings.worker
         store = run.store()
-        follow_ups = FollowUps(app.tasks, app._client, run.hear)
+        follow_ups = FollowUps(app.tasks, app._client, self._hear)
         rescue = Rescue(
             store,
             ports=run.ports,
             ttl=settings.lease_ttl,
             policy=settings.policy(),
-            listener=run.hear,
+            listener=self._hear,
             follow=follow_ups.add,
         )
-        retention = Retention(store, ports=run.ports, listener=run.hear, every=run.plan.prune_every)
+        retention = Retention(store, ports=run.ports, listener=self._hear, every=run.plan.prune_every)
         return WorkerService(
             store=store,
             registry=_without_newest(app.tasks) if run.chance.random() < run.plan.outdated else app.tasks,
@@ -143,7 +143,7 @@ class _World:
             keepers=[rescue.run, retention.run],
             isolation=self._processes,
             ports=run.ports,
-            listener=run.hear,
+            listener=self._hear,
         )
 
     async def _work(self, host: str, service: WorkerService) -> None:
@@ -161,15 +161,15 @@ class _World:
         run, settings = self._run, self._settings.worker
         store = run.store()
         run.note(KeeperReady(at=run.loop.time(), host=HOST.get()))
-        retention = Retention(store, ports=run.ports, listener=run.hear, every=run.plan.prune_every)
+        retention = Retention(store, ports=run.ports, listener=self._hear, every=run.plan.prune_every)
         run.loop.on_host(HOST.get(), retention.run())
-        follow_ups = FollowUps(self._app.tasks, self._app._client, run.hear)
+        follow_ups = FollowUps(self._app.tasks, self._app._client, self._hear)
         await Rescue(
             store,
             ports=run.ports,
             ttl=settings.lease_ttl,
             policy=settings.policy(),
-            listener=run.hear,
+            listener=self._hear,
             follow=follow_ups.add,
         ).run()
 
@@ -182,6 +182,26 @@ class _World:
     async def _produce(self, host: str) -> None:
         await self._producers.produce()
         self._producing.discard(host)
+
+    def _hear(self, event: Event) -> None:
+        """Listen. Once nothing harms it any more, and it has had time to recover, a living worker keeps its session."""
+        run = self._run
+        run.hear(event)
+        if isinstance(event, SessionRescued) and run.healed_at is not None:
+            living = {service.worker_id: host for host, service in self._services.items()}
+            host = living.get(event.session_id)
+            if host is not None and run.loop.time() > run.healed_at + self._time_to_recover():
+                run.surprises.append(f"{host} lives, and its session {event.session_id} was closed by a keeper")
+
+    def _time_to_recover(self) -> float:
+        """Until every heart beats again: a beat may hang until its deadline, and a keeper has seen it stand still."""
+        return self._run.faults.deadline + 2 * self._run.plan.ttl
+
+    async def _keep_watch(self) -> None:
+        """Nothing happens for a while, and so nothing may happen."""
+        run = self._run
+        until = (run.healed_at or 0.0) + self._time_to_recover() + 4 * run.plan.ttl
+        await run.ports.clock.sleep(max(0.0, until - run.loop.time()))
 
     # What befalls them.
 
@@ -244,9 +264,9 @@ class _World:
 
     def _ambush(self, host: str) -> None:
         """A long handler is in the middle of its work: the worst moment for its worker to stand still."""
-        plan, chance = self._run.plan, self._run.chance
+        run, plan, chance = self._run, self._run.plan, self._run.chance
         ways = [mishap for mishap in plan.mishaps if mishap in _HINDRANCES] or _HINDRANCES
-        if self._suffering and host in self._services and chance.random() < plan.ambush:
+        if run.healed_at is None and host in self._services and chance.random() < plan.ambush:
             self._hinder(chance.choice(ways), host, plan.ttl * chance.uniform(1.8, 3.2))
 
     def _befall(self, mishap: Mishap) -> None:
@@ -294,6 +314,8 @@ class _World:
         await self._suffer()
         await self._heal()
         await self._until(self._drained, self._drained_within)
+        if self._run.plan.keep_watch:
+            await self._keep_watch()
         for host in sorted(self._services):
             self._stop(host, self._run.chance.choice(["stop", "retire"]))
         if not await self._until(self._all_stopped, _STOPPED_WITHIN):
@@ -314,7 +336,6 @@ class _World:
         """The network is whole at once; what is on its way arrives, and who stands still wakes up when it is time."""
         run = self._run
         run.faults.heal()
-        self._suffering = False
         while run.faults.on_the_way or run.loop.anybody_paused() or run.faults.over_at() > run.loop.time():
             await run.ports.clock.sleep(0.1)
             self._start_missing()
@@ -322,7 +343,7 @@ class _World:
             await run.raw.set_paused(queue, False)
         left = sum(count.ready + count.scheduled + count.in_flight for count in await run.raw.counts())
         self._drained_within += left * _WORST_JOB / (run.plan.workers * run.plan.concurrency)
-        run.note(Healed(at=run.loop.time(), host="simulator"))
+        run.heal()
 
     async def _until(self, holds: Callable[[], object], seconds: float) -> bool:
         run = self._run

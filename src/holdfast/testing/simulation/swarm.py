@@ -122,6 +122,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ambush: float
     """How often a worker is hindered in the middle of a long handler."""
     prune_every: float
+    keep_watch: bool
+    """Whether the workers go on for a while when everything is done."""
     outdated: float
     """How often a worker does not know one of the tasks."""
 
@@ -186,5 +188,6 @@ def draw(chance: random.Random, engine: Engine) -> Plan:
         crash_rate=often([0.1, 0.5]),
         ambush=often([0.5, 1.0], 0.9),
         prune_every=chance.choice([1.0, 60.0]),
+        keep_watch=chance.random() < 0.25,
         outdated=often([0.3], 0.2),
     )
