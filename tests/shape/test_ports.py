@@ -85,10 +85,18 @@ DANGEROUS = {
     "multiprocessing.reduction",
 }
 
-# The simulation is the other set of ports: its chance comes from a seed and its sleep passes no time.
+# The simulation is the other set of ports: its chance comes from a seed and its sleep passes no time. A campaign is
+# outside of it: it gives each of many seeds to some process.
 OTHER_PORTS = {
     "src/holdfast/testing/simulation/loop.py": {"random", "random.Random"},
     "src/holdfast/testing/simulation/ports.py": {"asyncio.sleep"},
+    "src/holdfast/testing/simulation/faulty.py": {"asyncio.sleep"},
+    "src/holdfast/testing/simulation/swarm.py": {"random"},
+    "src/holdfast/testing/simulation/campaign.py": {
+        "multiprocessing",
+        "multiprocessing.get_context",
+        "concurrent.futures.ProcessPoolExecutor",
+    },
 }
 
 BUILTINS = {"eval", "exec", "__import__"}
