@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 import msgspec
 
@@ -66,7 +67,7 @@ def _line(event: AnyEvent) -> str:
     return f"{event.at:9.3f}  {event.host:<12}  {type(event).__name__.lower():<12}  {' '.join(said)}"
 
 
-def _progress(seeds: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _progress(seeds: int) -> Callable[[Found], None]:
     """On a terminal, a line that says how far it is."""
     if not sys.stderr.isatty():
         return lambda found: None
