@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import os
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection
@@ -67,7 +67,7 @@ class SimulatedFile:
     def __init__(self) -> None:
         self._folder = _new_folder()
         self.path = Path(self._folder.name, "jobs.db")
-        shutil.copyfile(_template(), self.path)
+        self.path.write_bytes(_empty_file())
         self.hub = WakeupHub()
         self.stores: list[SteppedSqliteStore] = []
 
@@ -79,20 +79,16 @@ class SimulatedFile:
 
 
 def _new_folder() -> tempfile.TemporaryDirectory[str]:
-    where = _IN_MEMORY if _IN_MEMORY.is_dir() else None
+    where = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
     return tempfile.TemporaryDirectory(prefix="holdfast-simulation-", dir=where)
 
 
 @cache
-def _template_folder() -> tempfile.TemporaryDirectory[str]:
-    """Kept until the process ends."""
-    folder = _new_folder()
-    store = SqliteStore(Path(folder.name, "template.db"), durability="relaxed")
-    store._open()
-    store.close()
-    return folder
-
-
-def _template() -> Path:
-    """A file with our tables and nothing in it: migrating it once is enough."""
-    return Path(_template_folder().name, "template.db")
+def _empty_file() -> bytes:
+    """A file with our tables and nothing in it: migrating one is enough."""
+    with _new_folder() as folder:
+        path = Path(folder, "empty.db")
+        store = SqliteStore(path, durability="relaxed")
+        store._open()
+        store.close()
+        return path.read_bytes()
