@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -88,6 +88,41 @@ def test_one_stall_does_not_blind() -> None:
     scene.claim(0.001, 0)
     scene.claim(9.0, 0)
     assert scene.claim(0.001, 0) == EVERYTHING
+
+
+def test_a_slow_machine_is_no_reason_to_look_at_less() -> None:
+    """Every claim takes long, however little it looks at: nothing piles up, and what comes back is wanted at once."""
+    scene = Scene()
+    depths = [scene.claim(0.3, 0) for _ in range(100)]
+    assert depths.count(EVERYTHING) > 40
+    assert max(len(list(run)) for deep, run in groupby(depths, EVERYTHING.__eq__) if not deep) < 10
+
+
+def test_a_hungry_claimer_looks_seldom_at_what_piles_up() -> None:
+    """The control: looking at everything takes long, and going on does not."""
+    scene = Scene()
+    began, deep = scene.clock.monotonic(), 0.0
+    while scene.clock.monotonic() - began < 300:
+        plan = scene.look.plan(REQUEST, exactly=True)
+        took = 0.3 if plan.depth == EVERYTHING else 0.01
+        deep += 0.3 if plan.depth == EVERYTHING else 0.0
+        scene.clock.advance(took)
+        scene.look.again(plan, [], 10)
+    assert 0 < deep < 15
+
+
+def test_what_was_slow_once_does_not_hide_what_piles_up_later() -> None:
+    scene = Scene()
+    for _ in range(50):
+        scene.claim(0.3, 0)
+    deep = 0.0
+    for _ in range(1000):
+        plan = scene.look.plan(REQUEST, exactly=True)
+        took = 0.5 if plan.depth == EVERYTHING else 0.01
+        deep += 0.5 if plan.depth == EVERYTHING else 0.0
+        scene.clock.advance(took)
+        scene.look.again(plan, [], 10)
+    assert deep < 15
 
 
 def test_however_dear_everything_is_looked_at_within_half_a_minute() -> None:

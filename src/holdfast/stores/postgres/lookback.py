@@ -30,6 +30,11 @@ _SHARE_OF_TIME = 50
 """A look back is repeated no sooner than this many times as long as it took."""
 _CHEAP = 0.02
 """A look at everything that took no more seconds than this is repeated whenever a claim found too little."""
+_AS_CHEAP = 3
+"""So is one that took no more than so many times as long as not looking back at all: then it is the machine that is
+slow, and nothing has piled up."""
+_FADES = 0.9
+"""What is known about not looking back, after each look back: it has to be tried again at times."""
 _LEAST_INTERVAL = 0.25
 _LONGEST_INTERVAL = 20.0
 _LANES_CHECKED_EVERY = 5.0
@@ -114,8 +119,12 @@ class LookBack:
             plan.groups.extend([places[lane] for lane in group] for group in serving_order(due, request.turn))
         return plan
 
+    def _is_cheap(self) -> bool:
+        """Whether a look at everything costs next to nothing."""
+        return self._took[_EVERYTHING] <= max(_CHEAP, _AS_CHEAP * self._took[0])
+
     def _depth(self, now: float) -> int:
-        if self._hungry and self._took[_EVERYTHING] <= _CHEAP:
+        if self._hungry and self._is_cheap():
             return _EVERYTHING
         for depth in range(_EVERYTHING, 0, -1):
             interval = min(max(_LEAST_INTERVAL, _SHARE_OF_TIME * self._took[depth]), _LONGEST_INTERVAL)
@@ -130,17 +139,19 @@ class LookBack:
     def again(self, plan: Plan, jobs: Sequence[Job], limit: int) -> bool:
         """Take note of what a claim brought. Whether to ask once more, because it looked back too little."""
         now = self._clock.monotonic()
-        if plan.depth:
-            # A deep look is a look at what is less deep, too.
-            for depth in range(1, plan.depth + 1):
-                self._looked[depth] = now
+        self._hungry = len(jobs) < limit
+        # A deep look is a look at what is less deep, too.
+        for depth in range(1, plan.depth + 1):
+            self._looked[depth] = now
+        if plan.depth or self._hungry:  # what it takes to claim many is no measure of looking
             # One stall is no cost of looking: it counts as far as the next look confirms it.
             self._took[plan.depth] = min(now - plan.begun, 2 * self._took[plan.depth] + _CHEAP / 2)
+        if plan.depth:
+            self._took[0] *= _FADES
         for job in jobs:
             lane = Lane(job.queue, job.priority, job.share)
             self._reached[lane] = max(job.run_at, self._reached.get(lane, 0))
-        self._hungry = len(jobs) < limit
-        return self._hungry and plan.depth < _EVERYTHING and self._took[_EVERYTHING] <= _CHEAP
+        return self._hungry and plan.depth < _EVERYTHING and self._is_cheap()
 
     def due_in(self, plan: Plan, due_in: int | None) -> int | None:
         """When to ask again after a claim that got too little: soon, if it may have missed what lies behind."""
