@@ -20,6 +20,8 @@ KILLS_PER_SLICE = 100
 SERVER_KILLS_PER_SLICE = 25
 BETWEEN_JOBS = 0.04
 """Seconds. Those who are left must be able to do what comes: else it is the backlog that is measured."""
+BETWEEN_KILLS = (0.2, 0.5)
+"""Seconds. Each is followed by a process that starts: more often, and starting is all that two processors do."""
 WORKERS_KILLED = "campaign: workers killed"
 SERVER_KILLED = "campaign: server killed"
 
@@ -57,7 +59,7 @@ def _kill_workers(kills: int) -> Cell:
         herd = _Herd(rig)
         with rig.producer(_calls, every=BETWEEN_JOBS):
             for _ in range(kills):
-                time.sleep(random.uniform(0.1, 0.3))
+                time.sleep(random.uniform(*BETWEEN_KILLS))
                 herd.kill_one()
 
     return Cell(
