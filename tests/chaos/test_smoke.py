@@ -1,6 +1,7 @@
 """Every cell, once, on all its engines at the same time: most of a cell is waiting.
 
-The same cells run one by one, often, and for the report, with `python -m tests.chaos`.
+The same cells run one by one, and often, with `python -m tests.chaos`. HOLDFAST_CHAOS_OUT names a folder to which these
+runs are added, for the same report.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.chaos.cell import SERVERS, Cell
 from tests.chaos.cells import CELLS
 from tests.chaos.fleet import Fleet
+from tests.chaos.report import add_result
 from tests.chaos.run import missing, run_cell
 from tests.servers import missing_server_policy
 
+OUT = os.environ.get("HOLDFAST_CHAOS_OUT", "")
 IN_CI = os.environ.get("CI", "") not in ("", "0", "false")
 
 
@@ -40,7 +44,8 @@ def test_every_promise_is_kept(cell: Cell, fleet: Fleet) -> None:
             error.add_note(f"--- on {engine}")
             raise error
         result = run.result()
-        print(result)
+        if OUT:
+            add_result(Path(OUT), result)
         assert result.violations == [], engine
         assert result.lost == 0, engine
         assert result.accepted, engine
