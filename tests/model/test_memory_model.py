@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.lifecycle import Succeeded
 from holdfast.ports import Ports
 from holdfast.store import Store
 from holdfast.stores.memory import MemoryStore
@@ -22,6 +23,25 @@ class MemoryModel(StoreModel):
 
 def test_the_history_of_the_memory_store_is_in_order() -> None:
     agrees_with_memory(MemoryModel, examples=EXAMPLES)
+
+
+def test_a_session_that_was_pruned_and_opened_again_has_a_history_in_order() -> None:
+    model = MemoryModel()
+    job = {"queue": "a", "share": "", "priority": 5, "delay": 0, "run_at": None, "max_retries": 0, "retention": 0}
+    session = model.first_session()
+    steps = (
+        lambda: model.first_job({**job, "key": None, "payload": b"{}", "correlation_id": None}),
+        lambda: model.close_session(session=session, if_beat="any"),
+        lambda: model.advance(wait=4000.0),
+        lambda: model.prune(size=1),
+        lambda: model.open_session_again(session=session),
+        lambda: model.work(limit=1, turn=0, ends=[Succeeded()] * 6),
+    )
+    for step in steps:
+        step()
+        model.both_agree_and_every_step_was_legal()
+    model.teardown()
+    assert "Applied.applied" in model.seen
 
 
 # Negative controls: a history with one thing less, or one thing twice, is found to be wrong.
