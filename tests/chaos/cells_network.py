@@ -203,7 +203,6 @@ CELLS: tuple[Cell, ...] = (
         about="workers do not hear the store while jobs are accepted, then the producer is cut off",
         engines=SERVERS,
         run=_partition,
-        smoke=False,
     ),
     Cell(
         name="connections refused",
@@ -211,7 +210,6 @@ CELLS: tuple[Cell, ...] = (
         about="all connections end, and nobody can connect for longer than a lease lasts",
         engines=SERVERS,
         run=_refused,
-        smoke=False,
     ),
     Cell(
         name="slow network",
@@ -219,6 +217,5 @@ CELLS: tuple[Cell, ...] = (
         about="every packet takes 30 to 70 ms, at 256 KiB a second",
         engines=SERVERS,
         run=_slow,
-        smoke=False,
     ),
 )
