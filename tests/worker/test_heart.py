@@ -385,6 +385,16 @@ async def test_jobs_that_a_store_could_not_take_back_are_as_if_nobody_knew_of_th
     assert bench.events == [LoopBlocked("s", 2.0, 1, ("culprit",))]
 
 
+async def test_what_was_given_back_is_asked_for_once_more_lest_it_hides_what_a_late_claim_takes(bench: Bench) -> None:
+    """It is counted until the reply to its claim arrives, and nobody may be waiting for that any more."""
+    [job] = await bench.claim(1)
+    async with bench.running():
+        await bench.pass_time(2.0, ticking=False)
+    assert bench.reconciled == 1
+    assert bench.holding.reconcile([], bench.holding.known()) == []
+    assert not bench.holding.knows(job)
+
+
 async def test_jobs_that_a_store_may_have_taken_back_never_start_and_are_asked_for(bench: Bench) -> None:
     [job] = await bench.claim(1)
     bench.store.fault = OutcomeUnknown("the reply got lost")

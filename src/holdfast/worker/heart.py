@@ -157,6 +157,10 @@ class Heart:
         unstarted = [job for job in held if self._holding.give_back(job)]
         for first in range(0, len(unstarted), MOST_PER_CALL):
             await self._release(unstarted[first : first + MOST_PER_CALL])
+        if unstarted:
+            # What is given back is counted until the reply to its claim arrives. If nobody waits for that any more, it
+            # would hide as many jobs that another late claim takes: the loop asks, when it runs again.
+            self._tell_loop(self._reconcile)
         return len(unstarted)
 
     async def _release(self, jobs: list[Job], *, cancel_asked: bool = False) -> None:
@@ -170,7 +174,6 @@ class Heart:
         except HoldfastError:
             # Nobody knows whether they are still held. The count of a beat would not show it: they are counted here.
             self._holding.doubt(jobs)
-            self._tell_loop(self._reconcile)
             return
         again = [job for job, answer in zip(jobs, answers, strict=True) if answer is Applied.CANCEL_ASKED]
         if again and not cancel_asked:
