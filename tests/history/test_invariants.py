@@ -160,6 +160,15 @@ TAKEN: list[AnyEvent] = [
     settle(7.1, 1, applied=Applied.STALE),
     settle(7.2, 2, session_id="s2"),
 ]
+STOPPED_THEN_RESCUED: list[AnyEvent] = [
+    Stopped(at=1.5, session_id="s"),
+    settle(2.0, 1, Reason.LOST, from_the_dead=True),
+    claim(3.0, 2, session_id="s2"),
+    start(3.1, 2),
+    effect(3.2, 2),
+    end(3.3, 2),
+    settle(4.0, 2, session_id="s2"),
+]
 
 
 def history(
@@ -180,6 +189,16 @@ def history(
         history(ONE_RUN, stored()),
         history(A_RETRY, stored(version=2)),
         history(TAKEN, stored(version=2)),
+        # its own keeper had found that its heart stood still
+        history(
+            [
+                enqueue(),
+                claim(1.0),
+                Close(at=1.4, began=1.4, host="w", session_id="s", judged=True),
+                *STOPPED_THEN_RESCUED,
+            ],
+            stored(version=2),
+        ),
         history([*ONE_RUN, replayed(3.0, 1), *run(3, 4.0), settle(5.0, 3)], stored(version=3)),
         history(
             [enqueue(), Cancel(at=1, began=1, job_id=NEW.id, ended=True)],
@@ -400,6 +419,19 @@ BAD: dict[str, tuple[int, History]] = {
     "stopped with a job in its hands": (
         23,
         history([*ONE_RUN[:-1], Stopped(at=1.5, session_id="s"), settle(2.0)], stored()),
+    ),
+    "stopped and closed by itself, with a job in its hands": (
+        23,
+        history(
+            [enqueue(), claim(1.0), Close(at=1.4, began=1.4, session_id="s"), *STOPPED_THEN_RESCUED], stored(version=2)
+        ),
+    ),
+    "stopped, and judged dead only after that": (
+        23,
+        history(
+            [enqueue(), claim(1.0), *STOPPED_THEN_RESCUED, Close(at=1.9, began=1.9, session_id="s", judged=True)],
+            stored(version=2),
+        ),
     ),
     "a leak": (24, history([*ONE_RUN, Measured(at=9.0, what="connections", before=4, after=9, slack=2)], stored())),
 }

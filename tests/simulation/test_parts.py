@@ -13,9 +13,12 @@ from holdfast.job import NewJob
 from holdfast.store import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.simulation.faulty import Faults, wrap
+from holdfast.testing.simulation.hosts import Hosts
 from holdfast.testing.simulation.loop import SimulatedLoop, Stuck, run_simulated
 from holdfast.testing.simulation.ports import simulated_ports
+from holdfast.testing.simulation.run import Run
 from holdfast.testing.simulation.sqlite import SimulatedFile, SteppedSqliteStore
+from holdfast.testing.simulation.swarm import Engine
 
 DEADLINE = 2.0
 
@@ -211,6 +214,41 @@ def test_no_thread_starts() -> None:
             spawner.process(["any"], [])
 
     in_simulation(story)
+
+
+@pytest.mark.parametrize("cancelled_in_time", [True, False])
+def test_a_worker_that_was_told_to_stop_and_then_cancelled_ends_by_either(cancelled_in_time: bool) -> None:
+    def stop_and_cancel(hosts: Hosts, host: str) -> None:
+        hosts.stop(host, "stop")
+        if not cancelled_in_time:
+            hosts._working[host] = asyncio.ensure_future(asyncio.sleep(0))
+        hosts.cancel_run(host)
+
+    assert odd_ends(stop_and_cancel) == []
+
+
+def test_a_worker_that_ends_though_nobody_had_asked_it_is_noted() -> None:
+    noted = odd_ends(lambda hosts, host: hosts.services[host].stop())
+    assert noted == ["worker-1 ended, and nobody had asked it to"]
+
+
+def odd_ends(end: Callable[[Hosts, str], object]) -> list[str]:
+    """What was odd about the end of the first worker of a run without faults."""
+    run = Run(0, Engine.MEMORY)
+
+    async def story() -> None:
+        hosts = Hosts(run)
+        run.faults.heal()
+        hosts.start_missing()
+        working = hosts._working["worker-1"]
+        await asyncio.sleep(1.0)
+        end(hosts, "worker-1")
+        await asyncio.wait({working}, timeout=60.0)
+        assert working.done()
+        run.end()
+
+    run_simulated(run.loop, story)
+    return run.surprises
 
 
 # SQLite.

@@ -119,9 +119,10 @@ class Cancel(Call, frozen=True, kw_only=True, gc=False, tag="cancel"):
 
 
 class Close(Call, frozen=True, kw_only=True, gc=False, tag="close"):
-    """A session was closed by this call, by its own worker or by a keeper."""
+    """A session was closed by this call, by its own worker or by a keeper. `judged`: because its beat stood still."""
 
     session_id: SessionId
+    judged: bool = False
 
 
 class Fault(Event, frozen=True, kw_only=True, gc=False, tag="fault"):

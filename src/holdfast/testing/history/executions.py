@@ -112,11 +112,18 @@ def overlap(facts: Facts) -> Iterator[Violation]:
 
 
 def shutdown(facts: Facts) -> Iterator[Violation]:
-    """A worker that has ended in order has settled or given back every claim, and closed its session."""
+    """A worker that has ended in order has settled or given back every claim, and closed its session.
+
+    What a session held that was judged dead before is the keeper's to bring back, and not the worker's any more, also
+    if both live on one host.
+    """
     for stopped in facts.stopped:
         session_id = stopped.session_id
         if session_id in facts.history.ending.open_sessions:
             yield Violation(23, "", f"session {session_id} has stopped, and is still open")
+        close = facts.closes.get(session_id)
+        if close and close.judged and close.at <= stopped.at:
+            continue
         for job_id, claims in facts.claims.items():
             for claim in claims:
                 if claim.session_id == session_id and not _is_over(facts, claim, stopped.at):

@@ -223,7 +223,8 @@ class Recorded:
         began = self._clock()
         closed = await self._store.close_session(session_id, if_beat=if_beat)
         if closed:
-            self._note(Close(at=self._clock(), host=self._host(), began=began, session_id=session_id))
+            judged = if_beat is not None
+            self._note(Close(at=self._clock(), host=self._host(), began=began, session_id=session_id, judged=judged))
         return closed
 
 

@@ -56,6 +56,8 @@ class Hosts:
         self._working: dict[str, asyncio.Task[None]] = {}
         self.leaving: dict[str, tuple[int, float] | None] = {}
         """Those that were told to, with what had harmed them by then. None: they have not got over it yet."""
+        self._told_twice: set[str] = set()
+        """Those that were told to stop, and then cancelled: which of the two comes first is a matter of chance."""
         self.keepers: list[str] = []
         self.producing: set[str] = set()
         self._harmed: dict[str, float] = {}
@@ -137,6 +139,8 @@ class Hosts:
         if run.plan.keepers_in_workers:
             run.note(KeeperReady(at=run.loop.time(), host=host))
         await service.run()
+        if host in self._told_twice:
+            return
         if host not in self.leaving:
             self.services.pop(host, None)
             run.surprises.append(f"{host} ended, and nobody had asked it to")
@@ -196,7 +200,9 @@ class Hosts:
     def cancel_run(self, host: str) -> None:
         """The worker ends without another word to the store. Its handlers belong to the loop, and go on."""
         self.services.pop(host, None)
-        self.leaving.pop(host, None)
+        if host in self.leaving:
+            del self.leaving[host]
+            self._told_twice.add(host)
         self._run.loop.call_soon(self._working[host].cancel, context=self._run.loop.context_of(host))
 
     def stop(self, host: str, how: str) -> None:
