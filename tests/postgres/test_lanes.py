@@ -142,6 +142,58 @@ def test_jobs_that_come_back_to_their_place_are_looked_for() -> None:
     assert scene.since() == 0
 
 
+def dear_look(back: int) -> Scene:
+    """A busy claimer that has passed the place `back`, and for whom a look at everything is dear."""
+    scene = Scene()
+    for _ in range(40):
+        scene.claim(1.0 if scene.look.plan(REQUEST, exactly=True).depth else 0.01, 10, back + 100)
+    assert scene.claim(0.01, 10, back + 100) == 0
+    return scene
+
+
+def test_however_dear_looks_are_what_came_back_is_looked_for_at_once_and_followed() -> None:
+    back = 1_000 * MICROSECONDS
+    scene = dear_look(back)
+    scene.clock.advance(2.0)
+    scene.look.forget_place({"default"})
+    assert scene.claim(1.0, 10, back) == EVERYTHING
+    assert scene.since() == back + 9  # there may be more that came back, and did not fit into one claim
+
+
+def test_of_another_queue_it_is_not() -> None:
+    back = 1_000 * MICROSECONDS
+    scene = dear_look(back)
+    scene.clock.advance(2.0)
+    scene.look.forget_place({"another"})
+    scene.claim(1.0, 10, back)
+    assert scene.since() == back + 109
+
+
+def test_what_comes_back_while_a_claim_is_on_its_way_is_looked_for_by_the_next() -> None:
+    """The claim may have passed that place before."""
+    back = 1_000 * MICROSECONDS
+    scene = dear_look(back)
+    scene.clock.advance(2.0)
+    scene.look.forget_place({"default"})
+    early = scene.look.plan(REQUEST, exactly=True)
+    scene.look.forget_place({"default"})
+    scene.clock.advance(0.01)
+    scene.look.again(early, [job(back + 200)] * 10, 10)
+    assert scene.look.due_in(early, None) is not None
+    assert scene.claim(0.01, 10, back) == EVERYTHING
+    assert scene.since() == back + 9
+
+
+def test_jobs_that_come_back_all_the_time_leave_time_for_others() -> None:
+    scene = dear_look(1_000 * MICROSECONDS)
+    spent = {True: 0.0, False: 0.0}
+    for _ in range(1000):
+        scene.look.forget_place(None)
+        took = 1.0 if scene.look.plan(REQUEST, exactly=True).depth == EVERYTHING else 0.01
+        spent[scene.claim(took, 10, 1_000 * MICROSECONDS) == EVERYTHING] += took
+    assert 0 < spent[True] < 2 * spent[False]
+
+
 def test_many_lanes_are_learned_again_after_a_while() -> None:
     """Shares that are empty for good must not be asked for ever."""
     scene = Scene()

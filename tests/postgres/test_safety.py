@@ -198,7 +198,7 @@ async def test_a_listener_does_not_wait_for_a_silent_server(store: PostgresStore
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     deaf = PostgresStore(f"postgresql://holdfast@127.0.0.1:{port}/postgres", timeout=0.3)
-    listening = asyncio.ensure_future(Listener(deaf.server, NAMESPACE, WakeupHub()).run())
+    listening = asyncio.ensure_future(Listener(deaf.server, NAMESPACE, WakeupHub(), lambda _: None).run())
     async with asyncio.timeout(15):
         await tried.wait()
     listening.cancel()

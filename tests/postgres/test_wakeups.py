@@ -13,10 +13,12 @@ import psycopg
 import pytest
 
 from holdfast import Holdfast, WorkerSettings
-from holdfast.lifecycle import Released
+from holdfast.failures import Failure
+from holdfast.lifecycle import Applied, Lost, Released, settle
+from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.stores import open_store
-from holdfast.stores.postgres import PostgresStore, listener
+from holdfast.stores.postgres import PostgresStore, listener, lookback
 from tests.postgres.helpers import (
     CHILDREN,
     HOUR,
@@ -147,6 +149,35 @@ async def test_whatever_makes_a_job_claimable(store: PostgresStore, database: Da
         assert await waiter.none_within(0.3)
         await other.insert([new_job(queue="another")])
         assert await waiter.none_within(0.3)
+
+
+@pytest.mark.parametrize("way", ["notified", "in the same process", "beside"])
+async def test_jobs_that_come_back_are_found_by_claimers_that_have_passed_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A look at everything is dear, as on a machine that stands still at times, so a claimer looks back seldom."""
+    monkeypatch.setattr(lookback.LookBack, "_is_cheap", lambda look: False)
+    monkeypatch.setattr(lookback, "_LEAST_INTERVAL", 20.0)
+    notify = way == "notified"
+    async with database.store(notify=notify) as store, database.store(notify=notify) as other:
+        keeper = {"notified": other, "in the same process": store, "beside": store.beside()}[way]
+        async with keeper, Waiter(store) if notify else contextlib.nullcontext() as waiter:
+            for _ in range(3):
+                await other.insert([new_job()])  # each with a place of its own
+            [first] = await claim(other, dead := await open_session(other), 1)
+            session = await open_session(store)
+            for _ in range(2):  # the first looks at everything
+                await claim(store, session, 1)
+            await other.close_session(dead)
+            assert await claim(store, session, 1) == ()
+            seen = len(waiter.times) if waiter else 0
+            lost = Lost(Failure(SYSTEM.clock.now(), 1, "WorkerLost", "gone"), started=False)
+            [applied] = await keeper.apply([settle(first, lost, RetryPolicy(), SYSTEM.random)])
+            assert applied is Applied.APPLIED
+            if waiter:
+                await waiter.next(seen)
+            [again] = await claim(store, session, 1)
+            assert again.id == first.id
 
 
 async def test_a_waiter_that_leaves_takes_its_connection_along(database: Database) -> None:

@@ -1,8 +1,10 @@
 """Wake-ups from other processes: one connection per waiting worker that listens to the namespace's channel.
 
 Whoever enqueues says so, with the name of the queue: in the same transaction, and at most once in a few milliseconds
-per process and queue, never once per row. Through a pooler in transaction mode nothing would ever be heard: a sound of
-our own, made at the start, shows it, and a slow, steady pulse takes the place of what is heard. Polling is the truth.
+per process and queue, never once per row. Whoever brings jobs back to an old place says that, too, with each of his
+transactions: claimers may have passed that place, and have to look back (`lookback.py`). Through a pooler that shares
+transactions nothing would ever be heard: a sound of our own, made at the start, shows it, and a slow, steady pulse takes
+its place. Polling is the truth.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from holdfast.ports import Ports
 from holdfast.stores.postgres.connections import AsyncConnection, Server
@@ -28,6 +30,13 @@ _TRIED_AGAIN_AFTER = 120.0
 _FIRST_RETRY, _LAST_RETRY = 0.25, 10.0
 _OWN_SOUND = "\x01"
 """In no queue's name."""
+_CAME_BACK = "\x02"
+"""In no queue's name: before the name of one to which jobs came back."""
+
+
+def sounds(queues: Collection[str], back: Collection[str]) -> list[str]:
+    """What says that jobs have come to these queues, and `back` to old places in those."""
+    return [queue for queue in sorted(queues) if queue not in back] + [_CAME_BACK + queue for queue in sorted(back)]
 
 
 class Announcer:
@@ -42,24 +51,30 @@ class Announcer:
         self._told: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def queues(self, queues: Collection[str]) -> list[str]:
-        """Those of the queues that are to be told of now."""
+    def queues(self, queues: Collection[str], back: Collection[str] = ()) -> list[str]:
+        """What is to be told now of the queues, and of those of them to which jobs came `back`: these every time."""
         if not self._on or not queues:
             return []
         now = self._clock.monotonic()
         with self._lock:
-            tell = [queue for queue in sorted(queues) if now - self._told.get(queue, -1.0) >= _QUIET]
+            tell = [queue for queue in queues if queue in back or now - self._told.get(queue, -1.0) >= _QUIET]
             self._told.update(dict.fromkeys(tell, now))
-        return tell
+        return sounds(tell, back)
 
 
 class Listener:
-    """Turns notifications into wake-ups of the hub, until cancelled."""
+    """Turns notifications into wake-ups of the hub, until cancelled.
 
-    def __init__(self, server: Server, namespace: str, hub: WakeupHub) -> None:
+    `came_back` hears of queues to which jobs came back, before the hub does; of None, if it may have been any.
+    """
+
+    def __init__(
+        self, server: Server, namespace: str, hub: WakeupHub, came_back: Callable[[Collection[str] | None], None]
+    ) -> None:
         self._server = server
         self._channel = namespace
         self._hub = hub
+        self._came_back = came_back
 
     async def run(self) -> None:
         """Listen; connect again when the connection is lost. While nothing can be heard, `pulse`."""
@@ -74,7 +89,8 @@ class Listener:
                         heard = await self._hears(connection)
                     if heard:
                         retry = _FIRST_RETRY
-                        self._hub.notify()  # what came while nobody listened
+                        self._came_back(None)  # while nobody listened
+                        self._hub.notify()
                         async for notice in connection.notifies():
                             self._wake(notice.payload)
                 finally:
@@ -94,7 +110,10 @@ class Listener:
             await ports.clock.sleep(_PULSE * (0.9 + 0.2 * ports.random.fraction()))
             self._hub.notify()
 
-    def _wake(self, queue: str) -> None:
+    def _wake(self, sound: str) -> None:
+        queue = sound.removeprefix(_CAME_BACK)
+        if queue != sound:
+            self._came_back({queue})
         self._hub.notify({queue})
         loop = asyncio.get_running_loop()
         for seconds in _LOOKED_AGAIN_AFTER:

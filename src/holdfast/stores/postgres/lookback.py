@@ -5,12 +5,12 @@ transaction holds an old snapshot, they pile up at the head of every lane, and a
 So a busy claimer begins where its last claim of the lane ended, and looks back from time to time: a little often, at
 everything seldom, each depth for about a fiftieth of the time, and at least every 20 s. While nothing piles up, it
 costs nothing and happens with nearly every claim. What can lie behind: jobs whose transaction committed late, and jobs
-that another process gave back to their old place.
+that somebody gave back to their old place. Of the latter a claimer is told (`listener.py`), and looks at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -48,13 +48,14 @@ _BEYOND_SHARES = "\U0010ffff" * 33
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to ask for: see the function `claim`. `depth`: an index of `_DEPTHS`."""
+    """What to ask for: see the function `claim`. `depth`: an index of `_DEPTHS`. `came_back`: how often jobs had."""
 
     lanes: list[dict[str, Any]]
     gaps: list[dict[str, Any]]
     groups: list[list[int]]
     depth: int
     begun: float
+    came_back: int
 
 
 class LookBack:
@@ -70,6 +71,10 @@ class LookBack:
         self._reached: dict[Lane, int] = {}
         self._looked = [0.0] * len(_DEPTHS)
         self._took = [0.0] * len(_DEPTHS)
+        self._came_back = 0
+        """How often jobs came back to old places."""
+        self._behind: set[str] = set()
+        """The queues in which they did, and were not looked for yet."""
         self._hungry = True
         """Whether the last claim got less than it asked for."""
 
@@ -84,11 +89,10 @@ class LookBack:
         self._due = {lane: self._due.get(lane, True) for lane in kept}
         self._reached = {lane: at for lane, at in list(self._reached.items()) if lane in kept}
 
-    def forget_place(self, queues: Iterable[str]) -> None:
-        """Jobs have come back to their old place in these queues."""
-        for lane in list(self._reached):
-            if lane.queue in queues:
-                self._reached.pop(lane, None)
+    def forget_place(self, queues: Collection[str] | None) -> None:
+        """Jobs have come back to their old place in these queues, or may have in any: the next claim looks for them."""
+        self._came_back += 1
+        self._behind |= {*self._lanes} if queues is None else {*queues}
 
     def believe(self, plan: Plan, due: str | None) -> None:
         """In these of the plan's lanes something is due, by their places from 1."""
@@ -99,8 +103,9 @@ class LookBack:
     def plan(self, request: ClaimRequest, *, exactly: bool) -> Plan:
         """What to ask for now. `exactly`: all lanes with due jobs take part and no others, or nothing is claimed."""
         now = self._clock.monotonic()
+        came_back = self._came_back
         depth = self._depth(now)
-        plan = Plan([], [], [], depth, now)
+        plan = Plan([], [], [], depth, now, came_back)
         for queue in request.queues:
             lanes = self._lanes.get(queue, [])
             if len(lanes) > _FEW_LANES and now - self._learned[queue] > max(
@@ -124,7 +129,10 @@ class LookBack:
         return self._took[_EVERYTHING] <= max(_CHEAP, _AS_CHEAP * self._took[0])
 
     def _depth(self, now: float) -> int:
-        if self._hungry and self._is_cheap():
+        if (self._hungry or self._behind) and self._is_cheap():
+            return _EVERYTHING
+        # Somebody waits for this look. Yet if jobs come back all the time, it takes no more than half of the time.
+        if self._behind and now - self._looked[_EVERYTHING] >= self._took[_EVERYTHING]:
             return _EVERYTHING
         for depth in range(_EVERYTHING, 0, -1):
             interval = min(max(_LEAST_INTERVAL, _SHARE_OF_TIME * self._took[depth]), _LONGEST_INTERVAL)
@@ -148,6 +156,9 @@ class LookBack:
             self._took[plan.depth] = min(now - plan.begun, 2 * self._took[plan.depth] + _CHEAP / 2)
         if plan.depth:
             self._took[0] *= _FADES
+        if plan.depth == _EVERYTHING and plan.came_back == self._came_back:  # else it may have been too early for some
+            behind, self._behind = self._behind, set()
+            self._reached = {lane: at for lane, at in list(self._reached.items()) if lane.queue not in behind}
         for job in jobs:
             lane = Lane(job.queue, job.priority, job.share)
             self._reached[lane] = max(job.run_at, self._reached.get(lane, 0))
@@ -155,7 +166,7 @@ class LookBack:
 
     def due_in(self, plan: Plan, due_in: int | None) -> int | None:
         """When to ask again after a claim that got too little: soon, if it may have missed what lies behind."""
-        if plan.depth == _EVERYTHING:
+        if plan.depth == _EVERYTHING and plan.came_back == self._came_back:
             return due_in
         soon = int(_LEAST_INTERVAL * MICROSECONDS)
         return soon if due_in is None else min(due_in, soon)

@@ -37,7 +37,7 @@ from holdfast.store import (
 from holdfast.stores.postgres.connections import Connections, Server, said
 from holdfast.stores.postgres.examine import examine
 from holdfast.stores.postgres.guest import Guests
-from holdfast.stores.postgres.listener import Announcer, Listener
+from holdfast.stores.postgres.listener import Announcer, Listener, sounds
 from holdfast.stores.postgres.lookback import LookBack
 from holdfast.stores.postgres.migrate import is_current, migrate, refuse_unsafe, require_current
 from holdfast.stores.postgres.verbs import CHECKPOINT_MOVED, QUEUE_IS_FULL, Verb, Verbs
@@ -147,7 +147,9 @@ class PostgresStore:
 
     def beside(self) -> PostgresStore:
         """See `Store.beside`."""
-        return PostgresStore(self._url, **self._options)  # type: ignore[arg-type]
+        store = PostgresStore(self._url, **self._options)  # type: ignore[arg-type]
+        store._looks = self._looks  # what one of them gives back, the claims of the other look for
+        return store
 
     def _after_fork_in_child(self) -> None:
         # The child must neither use nor close what the parent talks through: psycopg leaves it alone there.
@@ -269,17 +271,21 @@ class PostgresStore:
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply`."""
-        fed = queues_fed(moves)
+        fed, back = queues_fed(moves), _queues_fed_behind(moves)
         try:
-            answers = await self._run(self._verbs.apply(moves, self._announcer.queues(fed)))
+            answers = await self._run(self._verbs.apply(moves, self._announcer.queues(fed, back)))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [move.job_id for move in moves]) from error
+        finally:
+            if back:  # or may have come
+                self._came_back(back)
         if fed:
-            if back := {move.queue for move in moves if move.to is State.READY and move.delay is None}:
-                for look in self._looks.values():
-                    look.forget_place(back)
             self._hub.notify(fed)
         return answers
+
+    def _came_back(self, queues: Collection[str] | None) -> None:
+        for look in list(self._looks.values()):
+            look.forget_place(queues)
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply_on`."""
@@ -290,7 +296,8 @@ class PostgresStore:
         return await self._guests.arun(connection, await self._opened(), self._apply_verb(moves))
 
     def _apply_verb(self, moves: Sequence[Move]) -> Verb[list[Applied]]:
-        return self._verbs.apply(moves, sorted(queues_fed(moves)) if self._notify else [])
+        tell = sounds(queues_fed(moves), _queues_fed_behind(moves)) if self._notify else []
+        return self._verbs.apply(moves, tell)
 
     async def note(self, lease: Lease, progress: bytes) -> Applied:
         """See `Store.note`."""
@@ -349,7 +356,7 @@ class PostgresStore:
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`."""
         await self._opened()
-        listener = Listener(self.server, self._verbs.namespace, self._hub)
+        listener = Listener(self.server, self._verbs.namespace, self._hub, self._came_back)
         listening = asyncio.ensure_future(listener.run() if self._notify else listener.pulse())
         try:
             async for wakeup in self._hub.waiting(queues):
@@ -358,6 +365,11 @@ class PostgresStore:
             listening.cancel()
             with suppress(asyncio.CancelledError):
                 await listening
+
+
+def _queues_fed_behind(moves: Collection[Move]) -> set[str]:
+    """The queues in which these moves put jobs back to their old place."""
+    return {move.queue for move in moves if move.to is State.READY and move.delay is None}
 
 
 def _conninfo(url: str) -> dict[str, Any]:
