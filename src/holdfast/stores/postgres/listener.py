@@ -3,8 +3,8 @@
 Whoever enqueues says so, with the name of the queue: in the same transaction, and at most once in a few milliseconds
 per process and queue, never once per row. Whoever brings jobs back to an old place says that, too, with each of his
 transactions: claimers may have passed that place, and have to look back (`lookback.py`). Through a pooler that shares
-transactions nothing would ever be heard: a sound of our own, made at the start, shows it, and a slow, steady pulse takes
-its place. Polling is the truth.
+transactions nothing would ever be heard: a sound of our own, made at the start, shows it, and a slow, steady pulse
+takes its place. Polling is the truth.
 """
 
 from __future__ import annotations
