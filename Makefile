@@ -22,8 +22,6 @@ LOCK := requirements/dev.txt
 # -qq: errors only
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-# How many tests run at once. With ARGS, one after the other: then somebody is looking.
-AT_ONCE := $(if $(ARGS),,-n 2 --dist loadfile)
 # What the fault runs write, and the report that is made of it.
 CHAOS := build/chaos
 
@@ -37,7 +35,7 @@ run: $(READY)  ## a live demo on SQLite: workers that crash, jobs that fail, non
 
 test: $(READY)  ## run all tests, on private servers of their own
 	@scripts/install_servers
-	@$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+	@$(BIN)/python scripts/run_tests $(ARGS)
 
 chaos: $(READY)  ## fault runs on every engine and their report; ARGS="--cells F7 --runs 20" runs a part
 	@scripts/install_servers
