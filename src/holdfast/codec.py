@@ -174,7 +174,12 @@ class Signature:
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         """The keyword arguments for the handler, or `InvalidPayload` if they do not fit its annotations."""
-        arguments = asdict(_decode(self._decoder, payload))
+        try:
+            arguments = asdict(self._decoder.decode(payload))
+        except MemoryError:
+            raise
+        except Exception as error:  # the `__post_init__` of an annotated type may raise anything
+            raise _invalid(error) from error
         if len(self._required) == len(arguments):
             return arguments
         return {name: value for name, value in arguments.items() if value is not msgspec.UNSET}

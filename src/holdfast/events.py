@@ -1,6 +1,9 @@
 """What happened, as values. One callable receives them all; metrics, logs and tracing are built on it.
 
 A listener is called on the thread where it happened. What it raises is dropped: an observer must never harm a job.
+
+Most of what happens is routine: a job starts, and succeeds. A listener that does not care has an attribute `routine`
+that is False. Then such events need not be made for it, though it may still hear them for the sake of another.
 """
 
 from __future__ import annotations
@@ -245,15 +248,24 @@ def tell(listener: Listener, event: Event) -> None:
             listener(event)
 
 
+def hears_routine(listener: Listener) -> bool:
+    """Whether the listener wants to hear of each job that starts and of each that succeeds."""
+    return listener is not ignore and getattr(listener, "routine", True)
+
+
+class _Both:
+    def __init__(self, first: Listener, second: Listener) -> None:
+        self._first = first
+        self._second = second
+        self.routine = hears_routine(first) or hears_routine(second)
+
+    def __call__(self, event: Event) -> None:
+        tell(self._first, event)
+        tell(self._second, event)
+
+
 def both(first: Listener, second: Listener) -> Listener:
     """A listener that tells two others. What one raises does not keep the event from the other."""
     if first is ignore:
         return second
-    if second is ignore:
-        return first
-
-    def tell_both(event: Event) -> None:
-        tell(first, event)
-        tell(second, event)
-
-    return tell_both
+    return first if second is ignore else _Both(first, second)

@@ -112,7 +112,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
         check_whole("key window in microseconds", self.window, 1, LONGEST_DELAY)
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as its producer describes it. One that exists is valid: every field is checked when it is made.
 
     `payload` is a JSON object of named arguments. It becomes due `delay` after the insert, or at `run_at` if that is
@@ -174,7 +174,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     version: int
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as the store has it.
 
     `attempt` counts claims that started and have been settled; `failures` nacks; `crashes` crashes while it ran

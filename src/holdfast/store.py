@@ -147,7 +147,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True):
         check_whole("limit", self.limit, 1, MOST_PER_CALL)
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class Claimed(msgspec.Struct, frozen=True, gc=False):
     """The jobs in the order of serving, the store's time, and in how many microseconds the next one becomes due.
 
     `due_in` is 0 when as many jobs came as were asked for (there may be more), and None when nothing waits. It is

@@ -334,7 +334,7 @@ _switch_off(filter(None, os.environ.get("HOLDFAST_TEST_GUARD_OFF", "").split(","
 
 def _claim_ahead(count: int) -> None:
     def wanted(self: Runner) -> int:
-        return len(self._free) + count if self._free and not self._buffer else 0
+        return self.free + count if self.free and not self._buffer else 0
 
     Runner.wanted = property(wanted)  # type: ignore[assignment,method-assign]
     Runner.release_stale = lambda self: 0  # type: ignore[method-assign]

@@ -19,11 +19,12 @@ from holdfast.job import Job, NewJob, State
 from holdfast.keepers.rescue import Rescue
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
-from holdfast.store import MOST_PER_CALL, ClaimRequest, Session, Store, all_sessions
+from holdfast.store import ClaimRequest, Session, Store, all_sessions
 from holdfast.tasks import FollowUps
 from holdfast.worker.board import Board, Started
 from holdfast.worker.claimer import _MOST_UNSETTLED
 from holdfast.worker.recovery import Death, Recovered, recover
+from holdfast.worker.runner import _LARGEST_WINDOW
 from tests.worker.bench import PATIENCE, Bench, Heard
 
 TTL = 0.5
@@ -237,33 +238,47 @@ async def test_a_suspect_that_takes_its_worker_down_with_nobody_else_in_it_is_to
 # An outcome that never reached the store.
 
 
-def test_a_job_that_has_an_outcome_stays_on_the_board_without_a_deadline_though_its_slot_is_used_again() -> None:
+def test_a_job_that_has_an_outcome_stays_on_the_board_without_a_deadline() -> None:
     board, job_id, other = Board.private(2), SYSTEM.ids.job_id(), SYSTEM.ids.job_id()
-    board.start(0, job_id, 3, hard_deadline=5.0)
+    place = board.take()
+    assert board.started() == []
+    board.start(place, job_id, 3, hard_deadline=5.0)
     assert board.started() == board.running() == [Started(job_id, 3, 5.0)]
-    board.end(0)
+    board.end(place)
     assert board.running() == []
     assert board.started() == [Started(job_id, 3, math.inf)]
     assert board.done == 1
-    board.start(0, other, 1, hard_deadline=7.0)
+    board.start(board.take(), other, 1, hard_deadline=7.0)
     assert board.started() == [Started(other, 1, 7.0), Started(job_id, 3, math.inf)]
-    board.end(1)  # nothing had started there
+    board.end(board.take())  # nothing had started there
     assert (board.done, len(board.started())) == (2, 2)
 
 
-def test_the_board_forgets_the_oldest_outcomes_only_when_more_have_come_than_a_worker_lets_wait() -> None:
-    board, first = Board.private(1), SYSTEM.ids.job_id()
-    board.start(0, first, 1)
-    board.end(0)
-    for _ in range(_MOST_UNSETTLED + MOST_PER_CALL):
-        board.start(0, SYSTEM.ids.job_id(), 1)
-        board.end(0)
-    assert first in {started.job_id for started in board.started()}
-    for _ in range(4096):
-        board.start(0, SYSTEM.ids.job_id(), 1)
-        board.end(0)
-    assert first not in {started.job_id for started in board.started()}
-    assert len(board.started()) == 4096
+@pytest.mark.parametrize("slots", [1, 3_000])
+def test_the_board_forgets_the_oldest_outcomes_only_when_more_have_come_than_a_worker_lets_wait(slots: int) -> None:
+    """What is unconfirmed, what the worker has claimed beyond its slots, and all that ran, may end before the store
+    confirms the first of them; and then every slot runs another job.
+    """
+    board, first = Board.private(slots), SYSTEM.ids.job_id()
+
+    def remembered() -> bool:
+        return first in {started.job_id for started in board.started()}
+
+    place = board.take()
+    board.start(place, first, 1)
+    board.end(place)
+    for _ in range(_MOST_UNSETTLED + _LARGEST_WINDOW + slots):
+        place = board.take()
+        board.start(place, SYSTEM.ids.job_id(), 1)
+        board.end(place)
+    for _ in range(slots):
+        board.start(board.take(), SYSTEM.ids.job_id(), 1)
+    assert remembered()
+    for _ in range(2 * slots + 4096):
+        place = board.take()
+        board.start(place, SYSTEM.ids.job_id(), 1)
+        board.end(place)
+    assert not remembered()
 
 
 async def test_a_job_whose_outcome_had_not_reached_the_store_when_its_process_died_counts_as_started(
@@ -272,10 +287,10 @@ async def test_a_job_whose_outcome_had_not_reached_the_store_when_its_process_di
     unconfirmed, unstarted = await grave.enqueue(), await grave.enqueue()
     board = Board.private(2)
     by_id = {job.id: job for job in await claim(grave.store, "session")}
-    board.start(0, unconfirmed, by_id[unconfirmed].version)
-    board.end(0)
-    board.start(0, SYSTEM.ids.job_id(), 1)  # another that was settled at once, in the same slot
-    board.end(0)
+    for job_id, version in ((unconfirmed, by_id[unconfirmed].version), (SYSTEM.ids.job_id(), 1)):
+        place = board.take()
+        board.start(place, job_id, version)
+        board.end(place)
     death = Death("session", "killed", board.started())
     recovered = await recover(
         grave.store, death, policy=lambda task: RetryPolicy(), follow=lambda job, move: move, ports=SYSTEM

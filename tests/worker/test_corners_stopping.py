@@ -297,7 +297,7 @@ def test_a_job_for_which_there_is_no_thread_goes_back_and_leaves_its_slot_to_oth
     assert job.result(PATIENCE) == "from a thread"
     assert fate(job)[2] == 1
     assert coroutine.enqueue().result(PATIENCE) == "from the loop"
-    wait_until(lambda: service_of(worker)._runner._free == [0], "the slot is free")
+    wait_until(lambda: service_of(worker)._runner.free == 1, "the slot is free")
     assert not heard.of(PartFailed)
 
 
@@ -323,4 +323,4 @@ def test_a_job_for_which_there_is_no_other_thread_waits_for_the_one_that_there_i
     assert first.result(PATIENCE) == second.result(PATIENCE) == "holdfast-handler-1"
     assert (fate(first)[2], fate(second)[2]) == (1, 1)
     assert not heard.of(JobSettled, lambda settled: settled.reason == "released")
-    wait_until(lambda: sorted(service_of(worker)._runner._free) == [0, 1], "both slots are free")
+    wait_until(lambda: service_of(worker)._runner.free == 2, "both slots are free")

@@ -305,7 +305,7 @@ async def test_a_loop_that_runs_now_and_then_is_not_blocked(bench: Bench) -> Non
 async def test_a_loop_that_is_blocked_for_two_seconds_loses_what_has_not_started(bench: Bench) -> None:
     running, fetched, unheard = jobs = await bench.claim(3)
     bench.holding.take([running, fetched])
-    assert bench.holding.start(running)
+    assert bench.holding.start([running]) == [running]
     async with bench.running():
         await bench.pass_time(1.75, ticking=False)
         assert bench.events == []
@@ -320,7 +320,7 @@ async def test_a_loop_that_is_blocked_for_two_seconds_loses_what_has_not_started
         await bench.pass_time(LOOK)
         await bench.pass_time(2.0, ticking=False)
         assert len(bench.events) == 2
-    assert not bench.holding.start(fetched)
+    assert bench.holding.start([fetched]) == []
     assert bench.holding.take([unheard]) == []
     assert bench.holding.knows(running)
 
@@ -401,7 +401,7 @@ async def test_jobs_that_a_store_may_have_taken_back_never_start_and_are_asked_f
     async with bench.running():
         await bench.pass_time(2.0, ticking=False)
     assert bench.holding.knows(job)
-    assert not bench.holding.start(job)
+    assert bench.holding.start([job]) == []
     assert bench.reconciled == 1
     assert bench.holding.reconcile([job], bench.holding.known()) == [job]
     assert bench.events == [LoopBlocked("s", 2.0, 1, ("culprit",))]

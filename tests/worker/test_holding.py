@@ -39,27 +39,36 @@ def test_claims_are_known_until_they_are_settled(holding: Holding) -> None:
 
 def test_a_claim_starts_once(holding: Holding) -> None:
     holding.take([A])
-    assert holding.start(A)
-    assert not holding.start(A)
+    assert holding.start([A]) == [A]
+    assert holding.start([A]) == []
     assert holding.knows(A)
 
 
 def test_what_was_never_taken_does_not_start(holding: Holding) -> None:
-    assert not holding.start(A)
+    assert holding.start([A]) == []
     assert not holding.knows(A)
 
 
 def test_a_claim_that_was_given_back_never_starts(holding: Holding) -> None:
     holding.take([A])
     assert holding.give_back(A)
-    assert not holding.start(A)
+    assert holding.start([A]) == []
     assert holding.give_back(A)
     assert holding.knows(A)
 
 
+def test_what_waits_for_a_slot_is_withdrawn_unless_somebody_was_faster(holding: Holding) -> None:
+    holding.take([A, B, C])
+    holding.give_back(B)
+    holding.start([C])
+    assert [holding.withdraw(job) for job in (A, B, C, D)] == [True, False, False, False]
+    assert holding.start([A]) == []
+    assert holding.known() == {("a", 1), ("b", 1), ("c", 1)}
+
+
 def test_a_claim_that_has_started_is_not_given_back(holding: Holding) -> None:
     holding.take([A])
-    assert holding.start(A)
+    assert holding.start([A]) == [A]
     assert not holding.give_back(A)
     assert holding.knows(A)
 
@@ -73,7 +82,7 @@ def test_a_claim_that_was_given_back_before_its_reply_arrived_is_left_out_and_fo
 def test_a_later_claim_of_the_same_job_is_another(holding: Holding) -> None:
     later = claim("a", version=2)
     holding.take([A])
-    assert holding.start(A)
+    assert holding.start([A]) == [A]
     assert not holding.knows(later)
     assert holding.take([later]) == [later]
     assert holding.give_back(later)
@@ -83,10 +92,10 @@ def test_a_later_claim_of_the_same_job_is_another(holding: Holding) -> None:
 
 def test_nothing_is_held_of_a_session_that_is_closed(holding: Holding) -> None:
     holding.take([A, B])
-    holding.start(A)
+    holding.start([A])
     holding.forget()
     assert len(holding) == 0
-    assert not holding.start(B)
+    assert holding.start([B]) == []
 
 
 # What the store counts and nobody here has heard of.
@@ -101,23 +110,23 @@ def test_a_claim_whose_reply_was_lost_is_found_and_never_starts(holding: Holding
 
 def test_what_was_settled_or_taken_while_the_store_was_asked_is_no_discovery(holding: Holding) -> None:
     holding.take([A])
-    holding.start(A)
+    holding.start([A])
     before = holding.known()
     holding.settled(A)
     holding.take([B])
     assert holding.reconcile(iter([A, B]), before) == []
-    assert holding.start(B)
+    assert holding.start([B]) == [B]
 
 
 def test_what_was_given_back_is_forgotten_once_the_store_does_not_count_it_any_more(holding: Holding) -> None:
     holding.take([A, B, C, D])
-    holding.start(C)
+    holding.start([C])
     for job in (A, B):
         holding.give_back(job)
     assert holding.reconcile([A], holding.known()) == []
     # C has started and D may start: their ends, or the reply about them, are on their way.
     assert holding.known() == {("a", 1), ("c", 1), ("d", 1)}
-    assert holding.start(D)
+    assert holding.start([D]) == [D]
 
 
 def test_what_was_given_back_without_an_answer_is_given_back_again_if_the_store_still_counts_it(
@@ -127,21 +136,21 @@ def test_what_was_given_back_without_an_answer_is_given_back_again_if_the_store_
     for job in (A, B, C):
         assert holding.give_back(job)
     holding.doubt([A, B])
-    assert not holding.start(A)
+    assert holding.start([A]) == []
     assert holding.reconcile([A, C], holding.known()) == [A]
     assert holding.known() == {("a", 1), ("c", 1), ("d", 1)}
     # Once is enough: its second release is on its way now.
     assert holding.reconcile([A, C], holding.known()) == []
-    assert not holding.start(A)
+    assert holding.start([A]) == []
 
 
 def test_there_is_no_doubt_about_what_was_not_given_back(holding: Holding) -> None:
     holding.take([A, B])
-    assert holding.start(A)
+    assert holding.start([A]) == [A]
     holding.doubt([A, B, C])
     assert holding.reconcile([A, B], holding.known()) == []
     assert holding.known() == {("a", 1), ("b", 1)}
-    assert holding.start(B)
+    assert holding.start([B]) == [B]
 
 
 # Threads.
@@ -193,15 +202,16 @@ class Interrupted(dict[Any, Any]):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lambda holding: holding.start(A), lambda holding: holding.give_back(A)),
-        (lambda holding: holding.give_back(A), lambda holding: holding.start(A)),
+        (lambda holding: holding.start([A]), lambda holding: holding.give_back(A)),
+        (lambda holding: holding.give_back(A), lambda holding: holding.start([A])),
+        (lambda holding: holding.withdraw(A), lambda holding: holding.give_back(A)),
         (lambda holding: holding.take([B]), lambda holding: holding.give_back(B)),
-        (lambda holding: holding.doubt([A]), lambda holding: holding.start(A)),
+        (lambda holding: holding.doubt([A]), lambda holding: holding.start([A])),
         (lambda holding: holding.known(), lambda holding: holding.give_back(B)),
         (lambda holding: holding.reconcile([A], frozenset()), lambda holding: holding.give_back(B)),
-        (lambda holding: holding.forget(), lambda holding: holding.start(A)),
+        (lambda holding: holding.forget(), lambda holding: holding.start([A])),
     ],
-    ids=["start", "give back", "take", "doubt", "known", "reconcile", "forget"],
+    ids=["start", "give back", "withdraw", "take", "doubt", "known", "reconcile", "forget"],
 )
 def test_nothing_happens_in_the_middle_of_something_else(
     holding: Holding, one: Callable[[Holding], object], other: Callable[[Holding], object]

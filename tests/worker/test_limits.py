@@ -369,7 +369,7 @@ def test_a_job_that_is_cancelled_before_its_first_step_leaves_its_slot(
         if isinstance(event, JobStarted) and event.task == task.name:
             asyncio.get_running_loop().call_soon(runner.cancel, [event.job_id])
 
-    worker._listener = cancel_at_once
+    worker._ear._listener = cancel_at_once
     job = task.enqueue(str(tmp_path / "begun"))
     assert_cancelled(job)
     assert not bench.tally.runs["victim"]

@@ -96,7 +96,7 @@ class Bench(MemoryStore):
         for name in names:
             job = claimed_job(id=name)
             self.holding.take([job])
-            self.holding.start(job)
+            self.holding.start([job])
             self.settler.add(job, outcome, ONCE, seconds=seconds)
 
     @asynccontextmanager

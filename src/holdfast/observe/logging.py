@@ -81,12 +81,14 @@ class Log(structlog.BoundLoggerBase):
 class LogEvents:
     """A listener that writes one line for each event of at least that level.
 
-    A queue that stays deep is mentioned once a minute.
+    A queue that stays deep is mentioned once a minute. That a job starts, or succeeds, is only said at `debug`:
+    above that, such events are not even made (`routine`).
     """
 
     def __init__(self, log: Log, *, level: Level, clock: Clock) -> None:
         self._log = log
         self._wanted = _from(level)
+        self.routine = level == "debug"
         self._clock = clock
         self._mentioned: dict[str, float] = {}
 

@@ -1,9 +1,10 @@
 """The board: what a worker process is doing, in memory that outlives it.
 
 The process writes; its supervisor reads, also after the process was killed in the middle of anything. It holds the
-session's id, when the event loop last ran, how many jobs are done, for each slot the job that runs there, and the jobs
-that have an outcome since lately: when a process dies, an outcome may not have reached the store, and its job had
-started all the same. Times are on the machine's monotonic clock, which all its processes share.
+session's id, when the event loop last ran, how many jobs are done, and a place for each job that runs or has had an
+outcome lately: when a process dies, an outcome may not have reached the store, and its job had started all the same.
+There are many more places than jobs that run at once, and the one that was left first is used first: so an outcome is
+remembered by not being written over. Times are on the machine's monotonic clock, which all its processes share.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ import mmap
 import os
 import struct
 import tempfile
+from collections import deque
 from typing import Self
 
 import msgspec
 
 _HEADER_ROOM = 64
-_SLOT = struct.Struct("<B 36s Q d")
-_SLOT_ROOM = 64
+_PLACE = struct.Struct("<36s Q d")
 _TICK = struct.Struct("<d")
 _TICK_AT = 32
 _READY_AT = 40
 _LEAVING_AT = 41
-_STARTED = 1
-_LATE = struct.Struct("<36s Q")
+_EMPTY, _STARTED, _ENDED = 0, 1, 2
 _LATELY = 4096
-"""Jobs with an outcome that are remembered: more than a worker lets wait for the store to confirm."""
-_LATE_ROOM = _LATELY * _LATE.size
+"""Jobs with an outcome that are remembered: more than a worker lets wait for the store to confirm, or for a slot."""
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
@@ -40,19 +39,20 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 
 
 class Board:
-    """One worker process on a few pages. Each slot has one writer at a time, and all end on the same thread."""
+    """One worker process on a few pages. Only one thread of the process writes about jobs."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
-        self._slots = (len(memory) - _HEADER_ROOM - _LATE_ROOM) // _SLOT_ROOM
-        self._lately_at = _HEADER_ROOM + self._slots * _SLOT_ROOM
-        self._late = 0
+        # A byte for each place that says what is there, then the places.
+        places = (len(memory) - _HEADER_ROOM) // (1 + _PLACE.size)
+        self._places_at = _HEADER_ROOM + places
+        self._free = deque(range(places))
         self._done = 0
 
     @staticmethod
     def size(slots: int) -> int:
-        """Bytes for a process with so many slots."""
-        return _HEADER_ROOM + slots * _SLOT_ROOM + _LATE_ROOM
+        """Bytes for a process that runs so many jobs at once. Those may all end while as many wait to be confirmed."""
+        return _HEADER_ROOM + (2 * slots + _LATELY) * (1 + _PLACE.size)
 
     @classmethod
     def private(cls, slots: int) -> Self:
@@ -95,23 +95,26 @@ class Board:
         """The process takes no more jobs and ends when it has finished those that it runs."""
         self._memory[_LEAVING_AT] = 1
 
-    def start(self, slot: int, job_id: str, version: int, hard_deadline: float = math.inf) -> None:
-        """A job starts in this slot."""
-        at = _HEADER_ROOM + slot * _SLOT_ROOM
-        # The flag goes last: a half-written slot must not be read as a job.
-        _SLOT.pack_into(self._memory, at, 0, job_id.encode(), version, hard_deadline)
-        self._memory[at] = _STARTED
+    def take(self) -> int:
+        """A place for a job that will start: the one that was left first. What was remembered there is forgotten."""
+        place = self._free.popleft()
+        self._memory[_HEADER_ROOM + place] = _EMPTY
+        return place
 
-    def end(self, slot: int) -> None:
-        """The job in this slot, if one had started there, has an outcome."""
+    def start(self, place: int, job_id: str, version: int, hard_deadline: float = math.inf) -> None:
+        """The job for which the place was taken starts."""
+        memory = self._memory
+        # What is there is said last: a half-written place must not be read as a job.
+        _PLACE.pack_into(memory, self._places_at + place * _PLACE.size, job_id.encode(), version, hard_deadline)
+        memory[_HEADER_ROOM + place] = _STARTED
+
+    def end(self, place: int) -> None:
+        """The job for which the place was taken has an outcome, whether it had started or not."""
         self._done += 1
-        at = _HEADER_ROOM + slot * _SLOT_ROOM
+        self._free.append(place)
+        at = _HEADER_ROOM + place
         if self._memory[at] == _STARTED:
-            _, job_id, version, _ = _SLOT.unpack_from(self._memory, at)
-            # First there, then no longer here: a kill in between leaves it in both places, not in none.
-            _LATE.pack_into(self._memory, self._lately_at + self._late % _LATELY * _LATE.size, job_id, version)
-            self._late += 1
-            self._memory[at] = 0
+            self._memory[at] = _ENDED
 
     # The supervisor reads.
 
@@ -142,18 +145,22 @@ class Board:
 
     def running(self) -> list[Started]:
         """The jobs that have started and have no outcome."""
-        found = []
-        for slot in range(self._slots):
-            flag, job_id, version, deadline = _SLOT.unpack_from(self._memory, _HEADER_ROOM + slot * _SLOT_ROOM)
-            if flag:
-                found.append(Started(job_id.decode("ascii", "replace"), version, deadline))
-        return found
+        return self._those(_STARTED)
 
     def started(self) -> list[Started]:
         """The same, and those that have had an outcome lately. Whoever has one has no deadline any more."""
-        lately = _LATE.iter_unpack(self._memory[self._lately_at :])
-        ended = [Started(job_id.decode("ascii", "replace"), version, math.inf) for job_id, version in lately if version]
+        ended = [msgspec.structs.replace(ended, hard_deadline=math.inf) for ended in self._those(_ENDED)]
         return [*self.running(), *ended]
+
+    def _those(self, wanted: int) -> list[Started]:
+        found = []
+        flags = self._memory[_HEADER_ROOM : self._places_at]
+        place = flags.find(wanted)
+        while place >= 0:
+            job_id, version, deadline = _PLACE.unpack_from(self._memory, self._places_at + place * _PLACE.size)
+            found.append(Started(job_id.decode("ascii", "replace"), version, deadline))
+            place = flags.find(wanted, place + 1)
+        return found
 
     def close(self) -> None:
         """Give the memory back."""

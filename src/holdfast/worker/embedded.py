@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from holdfast.errors import HoldfastError, StoreError
-from holdfast.events import Event, JobSettled, Listener, PartFailed, tell
+from holdfast.events import Event, JobSettled, Listener, PartFailed, hears_routine, tell
 from holdfast.ports import Ports
 from holdfast.store import Store
 from holdfast.worker.event_loop import run_to_end
@@ -33,6 +33,23 @@ class JobException(msgspec.Struct, frozen=True):
     correlation_id: str | None
 
 
+class _Ear:
+    """Keeps the failed attempts, and tells the application's own listener everything."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.exceptions: deque[JobException] = deque(maxlen=KEPT_EXCEPTIONS)
+        self.routine = hears_routine(listener)
+        self._listener = listener
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, JobSettled) and event.error:
+            kind, _, message = event.error.partition(": ")
+            self.exceptions.append(JobException(event.job_id, event.task, kind, message, event.correlation_id))
+        elif isinstance(event, PartFailed):
+            self.exceptions.append(JobException("", event.part, "PartFailed", event.error, None))
+        tell(self._listener, event)
+
+
 class EmbeddedWorker:
     """A running worker. Use it as a context manager, or call `stop`."""
 
@@ -46,14 +63,14 @@ class EmbeddedWorker:
         ports: Ports,
         listener: Listener,
     ) -> None:
-        self.exceptions: deque[JobException] = deque(maxlen=KEPT_EXCEPTIONS)
+        self._ear = _Ear(listener)
+        self.exceptions = self._ear.exceptions
         """The failed attempts, latest last, for tests to look at."""
         self._make = make
         self._store = store
         self._queues = queues
         self._refuse_new = refuse_new
         self._ports = ports
-        self._listener = listener
         self._service: WorkerService | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: BaseException | None = None
@@ -75,20 +92,12 @@ class EmbeddedWorker:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        service = self._service = self._make(self._hear)
+        service = self._service = self._make(self._ear)
         running = asyncio.create_task(service.run())
         while not service.worker_id and not running.done():
             await self._ports.clock.sleep(_LOOK_EVERY)
         self._ready.set()
         await running
-
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, JobSettled) and event.error:
-            kind, _, message = event.error.partition(": ")
-            self.exceptions.append(JobException(event.job_id, event.task, kind, message, event.correlation_id))
-        elif isinstance(event, PartFailed):
-            self.exceptions.append(JobException("", event.part, "PartFailed", event.error, None))
-        tell(self._listener, event)
 
     # Stopping.
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import os
 import signal
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
+from types import FrameType
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 
@@ -102,27 +108,62 @@ def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 # Forks. A handler may fork, and its copy of this process may come back to the event loop. It must not work or settle as
 # if it were the worker. A copy that does something else, as those of `multiprocessing` do, never gets there.
 
-_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+_CAN_PAUSE = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+class _Runs(msgspec.Struct, frozen=True):
+    """On which thread, and under which frame, an event loop runs."""
+
+    thread: int
+    frame: FrameType | None
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Runs] = weakref.WeakKeyDictionary()
 
 
 def _end_when_back() -> None:
-    for loop in _loops:
+    for loop, runs in _loops.items():
         with suppress(RuntimeError):
             handle = loop.call_soon(os._exit, 1)
             if (ready := getattr(loop, "_ready", None)) is not None:
                 # Before everything that was about to run: those are other handlers, and they run in the parent.
                 ready.remove(handle)
                 ready.appendleft(handle)
+            elif runs.thread == threading.get_ident():
+                _end_at_return(sys._getframe(), runs.frame)
+
+
+def _end_at_return(frame: FrameType | None, loop: FrameType | None) -> None:
+    """End as soon as what the loop has called comes back to it.
+
+    A loop that lets nobody in front of its queue (uvloop) would first run other handlers, and send once more what it
+    was about to send. Tracing one frame is all that Python offers here; it makes calls in the copy a little slower.
+    """
+    while frame is not None and frame.f_back is not loop:
+        frame = frame.f_back
+    if frame is not None:
+        frame.f_trace_lines = False
+        frame.f_trace = _end_if_back
+        sys.settrace(lambda *_: None)
+
+
+def _end_if_back(frame: FrameType, event: str, argument: object) -> object:
+    if event == "return":
+        os._exit(1)
+    return _end_if_back
 
 
 os.register_at_fork(after_in_child=_end_when_back)
 
 
 def end_in_forks(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on a forked copy that comes back to this loop ends."""
-    _loops.add(loop)
+    """From now on a forked copy that comes back to this loop ends. Called from a coroutine that the loop runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_flags & _CAN_PAUSE:
+        frame = frame.f_back
+    _loops[loop] = _Runs(threading.get_ident(), frame)
 
 
 def no_longer_in_forks(loop: asyncio.AbstractEventLoop) -> None:
     """The worker on this loop has ended."""
-    _loops.discard(loop)
+    _loops.pop(loop, None)

@@ -26,6 +26,9 @@ from holdfast.worker.context import CurrentJob, Stop, enter
 Middleware = Callable[[CurrentJob], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 """Called once per job. What it returns is entered before the handler and left after it, whatever happened."""
 
+_DONE = Succeeded()
+"""What most handlers make of their job: they return, and return nothing."""
+
 
 class Handling(msgspec.Struct, frozen=True):
     """How handlers are called here. One for all jobs of a process."""
@@ -83,7 +86,7 @@ class Handling(msgspec.Struct, frozen=True):
 
     def _succeeded(self, result: Any, job: Job) -> HandlerOutcome:
         if result is None:
-            return Succeeded()
+            return _DONE
         try:
             return Succeeded(encode_result(result, self.max_result))
         except Exception as error:

@@ -42,22 +42,39 @@ class Holding:
     def take(self, jobs: Iterable[Job]) -> list[Job]:
         """Note new claims. Those that were given back before their reply arrived are left out."""
         taken = []
+        claimed = _Fate.CLAIMED
         with self._lock:
+            fates = self._fates
             for job in jobs:
                 key = (job.id, job.version)
-                if self._fates.setdefault(key, _Fate.CLAIMED) is _Fate.CLAIMED:
+                if fates.setdefault(key, claimed) is claimed:
                     taken.append(job)
                 else:
-                    del self._fates[key]
+                    del fates[key]
         return taken
 
-    def start(self, job: Job) -> bool:
-        """Whether the job may start: nobody has given it back."""
+    def start(self, jobs: Iterable[Job]) -> list[Job]:
+        """Those that may start, because nobody has given them back. One lock for all: this is on every job's way."""
+        started = []
+        claimed, now_started = _Fate.CLAIMED, _Fate.STARTED
+        with self._lock:
+            fates = self._fates
+            for job in jobs:
+                key = (job.id, job.version)
+                if fates.get(key) is claimed:
+                    fates[key] = now_started
+                    started.append(job)
+        return started
+
+    def withdraw(self, job: Job) -> bool:
+        """Whether the claim, which waits here for a slot, may be released: nobody has given it back before. From now
+        on it never starts.
+        """
         key = (job.id, job.version)
         with self._lock:
             if self._fates.get(key) is not _Fate.CLAIMED:
                 return False
-            self._fates[key] = _Fate.STARTED
+            self._fates[key] = _Fate.GIVEN_BACK
             return True
 
     def give_back(self, job: Job) -> bool:

@@ -2,6 +2,9 @@
 
 A coroutine function runs on the event loop, a plain one on a thread, an isolated one (or any job that was running when
 a process died) in a process of its own. Everything here happens on the event loop.
+
+A job that ends only leaves its outcome. What follows from it, the next jobs for the free slots and word to the claimer,
+is done once for all jobs that end in the same turn of the loop.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import msgspec
 
 from holdfast.config import WorkerSettings
 from holdfast.errors import UnknownTask
-from holdfast.events import HandlerStuck, JobStarted, Listener, TaskUnknown, ignore, tell
+from holdfast.events import HandlerStuck, JobStarted, Listener, TaskUnknown, hears_routine, tell
 from holdfast.failures import Failure, capture
 from holdfast.job import Job, Lease
 from holdfast.lifecycle import Failed, Outcome, Released, Snoozed
@@ -29,13 +32,13 @@ from holdfast.store import Store
 from holdfast.worker.board import Board
 from holdfast.worker.context import CurrentJob, Stop
 from holdfast.worker.handling import Handling
-from holdfast.worker.holding import ClaimKey, Holding
+from holdfast.worker.holding import Holding
 from holdfast.worker.settler import Settler
 from holdfast.worker.threads import HandlerThreads
 
 _LONGEST_UNKNOWN_WAIT = 60.0
 _WINDOW_SECONDS = 0.05
-_LARGEST_WINDOW = 500
+_LARGEST_WINDOW = 1_000
 _MEASURE_EVERY = 0.02
 _STALE_AFTER = 5 * _WINDOW_SECONDS
 _NO_THREAD_PAUSE = 1.0
@@ -74,13 +77,14 @@ class Running(msgspec.Struct, eq=False):
     job: Job
     plan: _Plan
     current: CurrentJob
-    slot: int
+    place: int
+    """On the board."""
     started: float
     soft_deadline: float
     hard_deadline: float
     begun: bool = True
     """False while an isolated job waits for its process. Its limits and its crash count begin with its handler."""
-    task: asyncio.Task[Outcome] | None = None
+    task: asyncio.Task[None] | None = None
     cancel_asked: bool = False
 
 
@@ -117,21 +121,33 @@ class Runner:
         self._stuck = stuck
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        """The worker's own. Each job gets a copy: what a handler leaves in its context must not reach the next."""
+        """As the worker found it. Each job gets a copy: what a handler leaves in its context must not reach the next.
+        Nothing ever runs in this one, so that a listener leaves nothing in it, either."""
+        self._own_context = self._context.copy()
         self._plans: dict[str, _Plan] = {}
-        self._free = list(range(settings.concurrency))
+        self._concurrency = settings.concurrency
         self._buffer: deque[Job] = deque()
         self._threads: HandlerThreads[Outcome] = HandlerThreads(ports, "holdfast-handler")
+        self._monotonic = ports.clock.monotonic
+        self._routine = hears_routine(listener)
+        self._keep_note = self._note
+        self._turning = False
         self._last_start = self._last_fed = self._measured_at = ports.clock.monotonic()
         self._finished = 0
         self._rate = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._noted: dict[Lease, CurrentJob] = {}
-        self._abandoned: set[asyncio.Task[Outcome]] = set()
-        self.running: dict[ClaimKey, Running] = {}
+        self._abandoned: set[asyncio.Task[None]] = set()
+        self.running: dict[int, Running] = {}
+        """By their places on the board."""
         self.stopping = False
 
     # What the claimer asks.
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        return self._concurrency - len(self.running)
 
     @property
     def wanted(self) -> int:
@@ -139,8 +155,9 @@ class Runner:
 
         Nothing while all slots are busy and none has changed hands lately: others may be idle.
         """
-        now = self._ports.clock.monotonic()
-        if not self._free and now - self._last_start > 2 * _WINDOW_SECONDS:
+        now = self._monotonic()
+        free = self.free
+        if not free and now - self._last_start > 2 * _WINDOW_SECONDS:
             return 0
         elapsed = now - self._measured_at
         if elapsed >= _MEASURE_EVERY:
@@ -148,94 +165,118 @@ class Runner:
             self._finished, self._measured_at = 0, now
         window = min(int(self._rate * _WINDOW_SECONDS), _LARGEST_WINDOW)
         buffered = len(self._buffer)
-        return 0 if buffered > window // 2 else len(self._free) + window - buffered
+        return 0 if buffered > window // 2 else free + window - buffered
 
     def feed(self, jobs: Iterable[Job]) -> None:
         """Start these jobs as slots allow."""
         self._buffer.extend(jobs)
-        self._last_fed = self._ports.clock.monotonic()
+        self._last_fed = self._monotonic()
         self._pump()
 
     # Starting and ending.
 
     def _pump(self) -> None:
-        buffer, free = self._buffer, self._free
-        while buffer and free and not self.stopping:
-            job = buffer.popleft()
-            if self._holding.start(job):
-                self._start(job)
-            else:
-                self._holding.settled(job)
+        """Start jobs until all slots are taken, or none is left."""
+        buffer = self._buffer
+        while not self.stopping and (count := min(len(buffer), self.free)) > 0:
+            jobs = [buffer.popleft() for _ in range(count)]
+            startable = self._holding.start(jobs)
+            now = self._last_start = self._monotonic()
+            self._watch_until(min([self._start(job, now) for job in startable], default=math.inf), now)
+            if len(startable) < count:
+                may_start = {(job.id, job.version) for job in startable}
+                for job in jobs:
+                    if (job.id, job.version) not in may_start:
+                        self._holding.settled(job)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: Job, now: float) -> float:
+        """Start the job in a free slot. By when to look at it."""
         plan = self._plans.get(job.task) or self._plan(job)
         if plan is None:
-            return
-        now = self._last_start = self._ports.clock.monotonic()
-        slot = self._free.pop()
+            return math.inf
+        place = self._board.take()
+        current = CurrentJob(job, self._store, self._ports, is_async=plan.is_async, noted=self._keep_note)
+        soft_deadline, hard_deadline = now + plan.timeout, now + plan.hard_timeout
+        running = self.running[place] = Running(job, plan, current, place, now, soft_deadline, hard_deadline)
         isolated = plan.isolated or job.suspect
-        current = CurrentJob(job, self._store, self._ports, is_async=plan.is_async, noted=self._note)
-        running = Running(job, plan, current, slot, now, math.inf, math.inf, begun=not isolated)
-        self.running[job.id, job.version] = running
-        if not isolated:
-            self._begin(running, now, now + plan.hard_timeout)
-        if self._listener is not ignore:
-            waited = max(0, (job.claimed_at or job.run_at) - job.run_at) / MICROSECONDS
-            tell(
-                self._listener,
-                JobStarted(
-                    job.session_id or "", job.id, job.queue, job.task, job.attempt + 1, waited, job.correlation_id
-                ),
-            )
-        run: Coroutine[Any, Any, Outcome]
         if isolated:
-            hard = None if math.isinf(plan.hard_timeout) else plan.hard_timeout
-            run = self._isolation.run(job, current, hard, partial(self._begin_isolated, running))
-        elif plan.is_async:
-            run = self._handling.call_async(plan.spec, job, current)
+            running.begun, running.soft_deadline, running.hard_deadline = False, math.inf, math.inf
+        else:
+            self._board.start(place, job.id, job.version, hard_deadline)
+        if self._routine:
+            self._tell_started(job)
+        if isolated:
+            # By a callback, too: one that is cancelled before its first step never gets that far.
+            running.task = self._loop.create_task(self._run_isolated(running), context=self._context.copy())
+            running.task.add_done_callback(partial(self._ended, running), context=self._own_context)
+            return math.inf
+        if plan.is_async:
+            running.task = self._loop.create_task(self._run_async(running), context=self._context.copy())
         else:
             call = partial(self._context.copy().run, self._handling.call_plain, plan.spec, job, current)
             try:
                 self._threads.submit(call, partial(self._finish, running))
             except RuntimeError:
                 self._loop.call_later(_NO_THREAD_PAUSE, self._finish, running, Released())
-            return
-        # By a callback, not inside the task: one that is cancelled before its first step never gets that far.
-        running.task = self._loop.create_task(run, context=self._context.copy())
-        running.task.add_done_callback(partial(self._ended, running))
+        return min(soft_deadline, hard_deadline)
 
-    def _begin(self, running: Running, now: float, hard_deadline: float) -> None:
-        running.begun, running.started = True, now
-        running.soft_deadline, running.hard_deadline = now + running.plan.timeout, hard_deadline
-        self._board.start(running.slot, running.job.id, running.job.version, hard_deadline)
-        self._watch_until(min(running.soft_deadline, hard_deadline))
+    def _tell_started(self, job: Job) -> None:
+        waited = max(0, (job.claimed_at or job.run_at) - job.run_at) / MICROSECONDS
+        tell(
+            self._listener,
+            JobStarted(job.session_id or "", job.id, job.queue, job.task, job.attempt + 1, waited, job.correlation_id),
+        )
+
+    async def _run_async(self, running: Running) -> None:
+        self._finish(running, await self._handling.call_async(running.plan.spec, running.job, running.current))
+
+    async def _run_isolated(self, running: Running) -> None:
+        limit = running.plan.hard_timeout
+        hard = None if math.isinf(limit) else limit
+        begun = partial(self._begin_isolated, running)
+        self._finish(running, await self._isolation.run(running.job, running.current, hard, begun))
 
     def _begin_isolated(self, running: Running) -> None:
+        now = self._monotonic()
+        running.begun, running.started = True, now
+        running.soft_deadline = now + running.plan.timeout
         # The hard limit is kept where the process can be killed alone.
-        self._begin(running, self._ports.clock.monotonic(), math.inf)
+        self._board.start(running.place, running.job.id, running.job.version, math.inf)
+        self._watch_until(running.soft_deadline, now)
 
-    def _ended(self, running: Running, task: asyncio.Task[Outcome]) -> None:
-        if task.cancelled():
+    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+        """The task is over. Usually the job has told its outcome before."""
+        if self.running.get(running.place) is not running:
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is None:
             self._finish(running, Released())
-        elif (error := task.exception()) is not None:
+        else:
             failure = capture(error, at=self._ports.clock.now(), attempt=running.job.attempt + 1)
             self._finish(running, Failed(failure))
-        else:
-            self._finish(running, task.result())
 
     def _finish(self, running: Running, outcome: Outcome) -> None:
-        key = (running.job.id, running.job.version)
-        if self.running.pop(key, None) is None:
-            return  # it was left behind: its job is settled, and its slot has another
-        seconds = self._ports.clock.monotonic() - running.started
+        """The job has an outcome. This may run in the job's own context: nothing here may call anybody else's code."""
+        if self.running.get(running.place) is not running:
+            return  # it was left behind: its job is settled, and its place has another
+        del self.running[running.place]
         self._finished += 1
-        self._leave(running, outcome, seconds)
+        self._leave(running, outcome, self._monotonic() - running.started)
+        self._turn_soon()
+
+    def _turn_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            self._loop.call_soon(self._turn, context=self._own_context)
+
+    def _turn(self) -> None:
+        """Give the free slots to others, once for all jobs that have ended since the last time."""
+        self._turning = False
         self._pump()
         self._freed()
 
     def _leave(self, running: Running, outcome: Outcome, seconds: float) -> None:
-        self._board.end(running.slot)
-        self._free.append(running.slot)
+        self._board.end(running.place)
         if self._noted:
             self._noted.pop(running.job.lease, None)
         self._settler.add(running.job, outcome, running.plan.policy, seconds=seconds, cancel_asked=running.cancel_asked)
@@ -263,15 +304,15 @@ class Runner:
 
     # Limits.
 
-    def _watch_until(self, deadline: float) -> None:
+    def _watch_until(self, deadline: float, now: float) -> None:
         if math.isinf(deadline):
             return
-        wait = deadline - self._ports.clock.monotonic()
+        wait = deadline - now
         when = self._loop.time() + wait
         if self._watch is None or when < self._watch.when():
             if self._watch is not None:
                 self._watch.cancel()
-            self._watch = self._loop.call_later(max(wait, 0), self._look)
+            self._watch = self._loop.call_later(max(wait, 0), self._look, context=self._own_context)
 
     def _look(self) -> None:
         """Act on every deadline that has passed, and come back for the next."""
@@ -286,18 +327,20 @@ class Runner:
                 running.soft_deadline = math.inf
                 self._ask_to_stop(running, Stop.TIMEOUT)
             following = min(following, running.soft_deadline, running.hard_deadline)
-        self._watch_until(following)
+        self._watch_until(following, now)
 
     def _ask_to_stop(self, running: Running, why: Stop) -> None:
         if running.current.stop is None:
             running.current.stop = why
             if running.task is not None:
+                # One that is cancelled before its first step never tells an outcome.
+                running.task.add_done_callback(partial(self._ended, running), context=self._own_context)
                 running.task.cancel()
 
     def _leave_behind(self, running: Running) -> None:
         """Past its hard limit: fail the job by its lease, give its slot to others, and have the process replaced."""
         job, limit = running.job, running.plan.hard_timeout
-        del self.running[job.id, job.version]
+        del self.running[running.place]
         tell(self._listener, HandlerStuck(job.session_id or "", job.id, job.queue, job.task, limit))
         running.current.stop = running.current.stop or Stop.TIMEOUT
         if running.task is not None:
@@ -306,8 +349,7 @@ class Runner:
             running.task.cancel()
         self._leave(running, Failed(hard_timeout_failure(job, limit, self._ports)), limit)
         self._stuck()
-        self._pump()
-        self._freed()
+        self._turn_soon()
 
     # What others ask.
 
@@ -334,15 +376,24 @@ class Runner:
         self._buffer.clear()
         return sum(self._release(job) for job in jobs)
 
+    def find_ended(self) -> None:
+        """Settle the jobs of tasks that are over without having told an outcome: somebody else's code has cancelled
+        them before their first step. That is rare, so it is looked for, and costs nothing where it does not happen.
+        """
+        for running in list(self.running.values()):
+            if running.task is not None and running.task.done():
+                self._ended(running, running.task)
+
     def release_stale(self) -> int:
         """Give back what still waits for a slot though it should have had one long ago: the handlers became slow, and
         others may be idle. How many it was.
         """
-        stale = self._buffer and self._ports.clock.monotonic() - self._last_fed > _STALE_AFTER
+        stale = self._buffer and self._monotonic() - self._last_fed > _STALE_AFTER
         return self._release_buffer() if stale else 0
 
     def _release(self, job: Job, *, cancel_asked: bool = False) -> bool:
-        if not self._holding.give_back(job):
+        if not self._holding.withdraw(job):
+            self._holding.settled(job)  # the heart was faster
             return False
         self._settler.add(job, Released(), RetryPolicy(), cancel_asked=cancel_asked)
         return True

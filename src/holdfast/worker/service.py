@@ -341,6 +341,7 @@ class WorkerService:
         asyncio.get_running_loop().call_later(_TICK_EVERY, self._tick)
         self._board.tick(self._ports.clock.monotonic())
         self._runner.release_stale()
+        self._runner.find_ended()
 
     async def _keep_progress(self) -> None:
         while True:

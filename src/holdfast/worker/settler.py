@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from holdfast.errors import StoreError
-from holdfast.events import JobSettled, Listener, PartFailed, SettleRefused, ignore, tell
+from holdfast.events import JobSettled, Listener, PartFailed, SettleRefused, hears_routine, ignore, tell
 from holdfast.failures import capture, decode_history
 from holdfast.job import ENDED, Job, SessionId, State
-from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, settle
+from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import MICROSECONDS, Ports
 from holdfast.store import MOST_BYTES_PER_CALL, MOST_PER_CALL, Store
@@ -30,7 +30,12 @@ Follow = Callable[[Job, Move], Move]
 """Adds to a move what follows from it: the jobs to enqueue in the same step. Never raises."""
 
 
-class _Ended(msgspec.Struct, frozen=True):
+_SUCCEEDED, _FAILED = State.SUCCEEDED, State.FAILED
+_APPLIED, _CANCEL_ASKED = Applied.APPLIED, Applied.CANCEL_ASKED
+"""Looking up a member of an enumeration costs as much as the rest of a line here, and is done for every job."""
+
+
+class _Ended(msgspec.Struct, frozen=True, gc=False):
     """A claim that has an outcome."""
 
     job: Job
@@ -57,6 +62,7 @@ class Settler:
         self._holding = holding
         self._ports = ports
         self._listener = listener
+        self._routine = hears_routine(listener)
         self._follow = follow
         self._settled = settled
         self._waiting: deque[_Ended] = deque()
@@ -74,8 +80,9 @@ class Settler:
         self, job: Job, outcome: Outcome, policy: RetryPolicy, *, seconds: float = 0.0, cancel_asked: bool = False
     ) -> None:
         """Settle the claim soon."""
+        if not self._waiting:
+            self._arrived.set()  # it stays set until the last of them has gone out
         self._waiting.append(_Ended(job, outcome, policy, seconds, cancel_asked))
-        self._arrived.set()
 
     async def run(self) -> None:
         """Flush after flush, until cancelled."""
@@ -114,7 +121,8 @@ class Settler:
         waiting = self._waiting
         while waiting and len(batch) < MOST_PER_CALL and size < MOST_BYTES_PER_CALL // 2:
             ended = waiting.popleft()
-            size += len(getattr(ended.outcome, "result", None) or b"")
+            if isinstance(ended.outcome, Succeeded) and ended.outcome.result is not None:
+                size += len(ended.outcome.result)
             batch.append(ended)
         self._flushing = len(batch)
         return batch
@@ -127,7 +135,7 @@ class Settler:
         moves = [self._move(ended) for ended in batch]
         answers = await self._store.apply(moves)
         for ended, move, answer in zip(batch, moves, answers, strict=True):
-            if answer is Applied.CANCEL_ASKED:
+            if answer is _CANCEL_ASKED:
                 self._waiting.append(msgspec.structs.replace(ended, cancel_asked=True))
             else:
                 self._answered(ended, move, answer)
@@ -136,13 +144,18 @@ class Settler:
 
     def _move(self, ended: _Ended) -> Move:
         move = settle(ended.job, ended.outcome, ended.policy, self._ports.random, cancel_asked=ended.cancel_asked)
-        return self._follow(ended.job, move) if move.to is State.FAILED else move
+        return self._follow(ended.job, move) if move.to is _FAILED else move
 
     def _answered(self, ended: _Ended, move: Move, answer: Applied) -> None:
         job = ended.job
         self._holding.settled(job)
-        accepted = answer in (Applied.APPLIED, Applied.ALREADY)
-        self.counts[("refused" if not accepted else move.to if move.to in ENDED else move.reason)] += 1
+        if answer is _APPLIED and move.to is _SUCCEEDED:
+            self.counts[_SUCCEEDED] += 1
+            if not self._routine and move.failure_history == job.failure_history:
+                return
+        else:
+            accepted = answer in (Applied.APPLIED, Applied.ALREADY)
+            self.counts[("refused" if not accepted else move.to if move.to in ENDED else move.reason)] += 1
         if self._listener is not ignore:
             tell(self._listener, settlement(job, move, answer, ended.seconds))
 
