@@ -84,9 +84,10 @@ def test_a_user_with_the_least_rights_sees_the_same(redis_server: RedisServer) -
 CONTROLS: dict[str, tuple[str, str, str]] = {
     "no_token": (
         "apply",
-        "own and string.find(m.sources, r.state, 1, true) and tonumber(r.version) == m.version",
+        "own and string.find(m.sources, r.state, 1, true) and r.version == m.version",
         "string.find(m.sources, r.state, 1, true)",
     ),
+    "closed_sessions_may_settle": ("apply", "following == 0 and is_open(m.session) then", "following == 0 then"),
     "closed_sessions_may_claim": ("claim", "if redis.call('HGET', parts, session) ~= '1'", "if false"),
     "keys_are_never_freed": ("moves", "m.key == 'free'", "false"),
 }

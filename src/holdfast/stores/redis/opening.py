@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.errors import InvalidOption, StoreUnavailable, UnsafeStore
+from holdfast.errors import InvalidOption, SchemaOutdated, StoreUnavailable, UnsafeStore
 from holdfast.stores.redis.dispatch import Batch, Call, Confirmation, Dispatcher, Verb, run_script
 from holdfast.stores.redis.layout import Layout, Names
 from holdfast.stores.redis.scripts import Script
@@ -15,7 +15,16 @@ from holdfast.stores.redis.wire import Place
 
 OLDEST = (6, 2)
 FIRST_WITH_WAITAOF = (7, 2)
+LAYOUT = 2
+"""How jobs are written. It rises when what a release before wrote could not be read: such a store is refused."""
 UNKNOWN = "unknown"
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What is kept of a store's layout. The first one had the names only."""
+
+    version: int = 1
+    names: Names = Names()
 
 
 def information(reply: bytes) -> dict[str, str]:
@@ -40,6 +49,8 @@ def inspect(dispatcher: Dispatcher) -> Verb[list[dict[str, str]]]:
             raise UnsafeStore(
                 f"{place} is Redis {info.get('redis_version', 'of unknown version')}: it takes 6.2 or newer"
             )
+        if info.get("arch_bits", "64") != "64":
+            raise UnsafeStore(f"{place} is a build for {info['arch_bits']} bits: it cannot count microseconds exactly")
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise UnsafeStore(
@@ -54,7 +65,8 @@ def inspect(dispatcher: Dispatcher) -> Verb[list[dict[str, str]]]:
 def settle_layout(layout: Layout, names: Names | None, *, create: bool, where: str) -> Verb[Names]:
     """The names that the store was laid out with; `names`, or the usual ones, if it is new.
 
-    `InvalidOption` if other names were asked for than it has: jobs would not be found.
+    `InvalidOption` if other names were asked for than it has: jobs would not be found. `SchemaOutdated` if its jobs are
+    not written as this version does.
     """
     [kept] = yield Batch([Call(("GET", layout.layout), layout.layout)], writes=False)
     if kept is None:
@@ -63,16 +75,25 @@ def settle_layout(layout: Layout, names: Names | None, *, create: bool, where: s
                 f"there is no Holdfast store {layout.namespace!r} at {where}: `holdfast migrate` or the first "
                 f"enqueue makes one"
             )
-        chosen = msgspec.json.encode(names or Names())
+        chosen = _kept(names or Names())
         yield Batch([Call(("SET", layout.layout, chosen, "NX"), layout.layout)], writes=False)  # may be repeated
         [kept] = yield Batch([Call(("GET", layout.layout), layout.layout)], writes=False)
-    found = msgspec.json.decode(kept, type=Names)
-    if names is not None and names != found:
+    found = msgspec.json.decode(kept, type=_Kept)
+    if found.version != LAYOUT:
+        raise SchemaOutdated(
+            f"the store {layout.namespace!r} at {where} has layout {found.version}, this version of Holdfast writes "
+            f"{LAYOUT}: let the version that made it work off its jobs, or use another namespace"
+        )
+    if names is not None and names != found.names:
         raise InvalidOption(
             f"the store {layout.namespace!r} at {where} was laid out with other key names: {kept.decode()}. Use "
             f"these, or another namespace"
         )
-    return found
+    return found.names
+
+
+def _kept(names: Names) -> bytes:
+    return msgspec.json.encode(_Kept(LAYOUT, names))
 
 
 def present_epoch(layout: Layout) -> Verb[tuple[str, int]]:
@@ -97,7 +118,7 @@ def epoch(
 
 def keep_layout(layout: Layout) -> Verb[None]:
     """Write down the names in use, if the store was emptied and does not know them any more."""
-    chosen = msgspec.json.encode(layout.names)
+    chosen = _kept(layout.names)
     yield Batch([Call(("SET", layout.layout, chosen, "NX"), layout.layout)], writes=False)
 
 

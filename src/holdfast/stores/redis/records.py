@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple, force_setattr
 
 from holdfast.failures import Failure, append_failures
 from holdfast.job import Job, Key, NewJob, Reason, State
@@ -64,8 +65,8 @@ def key_of(new: NewJob) -> str:
     return f"{new.key.window}\t{new.key.payload_hash}\t{new.key.text}" if new.key else ""
 
 
-def body_of(new: NewJob) -> bytes:
-    """The record without the times that the server adds."""
+def head_of(new: NewJob) -> bytes:
+    """The record without the times that the server adds, and without the payload."""
     key = new.key
     description = _Description(
         new.task,
@@ -75,7 +76,27 @@ def body_of(new: NewJob) -> bytes:
         (key.payload_hash, key.window) if key else None,
     )
     fields = f"{new.retention}\t{new.priority}\t{new.share}\t{key.text if key else ''}\n"
-    return b"%b%b\n%b" % (fields.encode(), _encode_json(description), new.payload)
+    return b"%b%b\n" % (fields.encode(), _encode_json(description))
+
+
+def insert_arguments(jobs: Sequence[NewJob], lanes: dict[str, int]) -> list[Any]:
+    """The jobs for `insert.lua`, in groups that differ in id and payload only. `lanes` gets the number of each lane."""
+    arguments: list[Any] = []
+    rest: tuple[Any, ...] = ()
+    task, place = "", 0
+    for job in jobs:
+        job_id, its_task, payload, *_ = fields = astuple(job)
+        if fields[3:] != rest or its_task != task:
+            if place:
+                arguments[place] = (len(arguments) - place) // 2
+            task, rest = its_task, fields[3:]
+            lane = lane_of(job)
+            arguments += (when(job), lanes.setdefault(lane, len(lanes) + 1), lane, key_of(job), head_of(job), 0)
+            place = len(arguments) - 1
+        arguments += (job_id, payload)
+    if place:
+        arguments[place] = (len(arguments) - place) // 2
+    return arguments
 
 
 def for_outbox(new: NewJob) -> bytes:
@@ -88,17 +109,45 @@ def from_outbox(packed: bytes) -> NewJob:
     return _decode_new(packed)
 
 
-def move_arguments(move: Move) -> list[Any]:
-    """One move for `apply.lua`."""
+def move_arguments(moves: Sequence[Move]) -> list[Any]:
+    """The moves for `apply.lua`, in groups that differ in their job only. All are of one queue."""
+    arguments: list[Any] = []
+    rest: tuple[Any, ...] = ()
+    place = 0
+    for move in moves:
+        fields = astuple(move)[1:]
+        if fields != rest or move.then:
+            if place:
+                arguments[place] = len(arguments) - place - 1
+                arguments.append(0)
+            rest = fields
+            arguments += (_header(move), _wrote(move), 1)
+            place = len(arguments) - 1
+        arguments.append(move.job_id)
+        if move.then:
+            arguments.append(len(move.then))
+            for new in move.then:
+                arguments += _following(new, move.queue)
+            rest, place = (), 0
+    if place:
+        arguments[place] = len(arguments) - place - 1
+        arguments.append(0)
+    return arguments
+
+
+def _header(move: Move) -> str:
     sources = _SOURCES.get(move.sources)
     if sources is None:
         sources = _SOURCES[move.sources] = ",".join(sorted(move.sources))
-    header = (
+    return (
         f"{move.version}\t{move.session_id or ''}\t{'' if move.session_open is None else int(move.session_open)}\t"
         f"{int(move.despite_cancel)}\t{sources}\t{move.to.value}\t{move.reason.value}\t"
         f"{'' if move.delay is None else move.delay}\t{int(move.raise_version)}\t{move.key_change.value}"
     )
-    written = _encode_written(
+
+
+def _wrote(move: Move) -> bytes:
+    return _encode_written(
         _Written(
             move.attempt,
             move.failures,
@@ -109,13 +158,12 @@ def move_arguments(move: Move) -> list[Any]:
             move.result,
         )
     )
-    arguments: list[Any] = [move.job_id, header, written, len(move.then)]
-    for new in move.then:
-        if new.queue == move.queue:
-            arguments += [new.id, when(new), key_of(new), body_of(new), b""]
-        else:
-            arguments += [new.id, "", "", b"", for_outbox(new)]
-    return arguments
+
+
+def _following(new: NewJob, queue: str) -> tuple[Any, ...]:
+    if new.queue == queue:
+        return new.id, when(new), key_of(new), head_of(new) + new.payload, b""
+    return new.id, "", "", b"", for_outbox(new)
 
 
 def job_from(queue: str, job_id: bytes, record: bytes, row: bytes | None, progress: bytes | None = None) -> Job:
@@ -130,7 +178,7 @@ def job_from(queue: str, job_id: bytes, record: bytes, row: bytes | None, progre
     written = _NOTHING_WRITTEN
     if row is not None:
         head, _, wrote = row.partition(b"\n")
-        (its_state, its_reason, its_version, its_session, cancel, its_run_at, its_claimed_at, its_ended_at) = (
+        (its_state, its_reason, its_version, its_session, cancel, its_ended_at, its_claimed_at, its_run_at) = (
             head.split(b"\t", 8)[:8]
         )
         state, reason, version = _STATES[its_state], _REASONS.get(its_reason, Reason.ENQUEUED), int(its_version)
@@ -175,17 +223,54 @@ _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, msgspec.Msgsp
 """What `job_from` raises for what we did not write."""
 
 
-def readable(queue: str, flat: Sequence[Any], width: int = 4) -> tuple[list[Job], list[bytes]]:
-    """The jobs of a reply that lists id, record, row and perhaps progress of each, and the ids of those that cannot be
-    read.
-    """
+def readable(queue: str, flat: Sequence[Any]) -> tuple[list[Job], list[bytes]]:
+    """The jobs of a reply that lists id, record, row and progress of each, and the ids of those that cannot be read."""
     jobs, unreadable = [], []
-    for at in range(0, len(flat), width):
+    for at in range(0, len(flat), 4):
         try:
-            jobs.append(job_from(queue, *flat[at : at + width]))
+            jobs.append(job_from(queue, *flat[at : at + 4]))
         except _UNREADABLE:
             unreadable.append(flat[at])
     return jobs, unreadable
+
+
+def claimed(queue: str, flat: Sequence[Any], session_id: str, now: int) -> tuple[list[Job], list[bytes]]:
+    """The jobs of a claim, which lists id, record and row of each, and the ids of those that cannot be read.
+
+    A job without a row is claimed for the first time. Such jobs differ in few fields from the one before, as a rule,
+    and are made as copies of it.
+    """
+    jobs: list[Job] = []
+    unreadable: list[bytes] = []
+    model: Job | None = None
+    model_fields = model_description = b""
+    items = iter(flat)
+    for job_id, record, row in zip(items, items, items, strict=True):
+        try:
+            if row is not None:
+                jobs.append(job_from(queue, job_id, record, row))
+                continue
+            fields, description, payload = record.split(b"\n", 2)
+            due, _, fields = fields.split(b"\t", 2)
+            if model is None or fields != model_fields or description != model_description:
+                model = _first_claim(job_from(queue, job_id, record, None), session_id, now)
+                model_fields, model_description = fields, description
+            job: Job = model.__copy__()  # type: ignore[attr-defined]  # copy(), but without its look-ups
+            force_setattr(job, "id", job_id.decode())
+            force_setattr(job, "payload", payload)
+            at = int(due)
+            force_setattr(job, "run_at", at)
+            force_setattr(job, "created_at", at)
+            jobs.append(job)
+        except _UNREADABLE:
+            unreadable.append(job_id)
+    return jobs, unreadable
+
+
+def _first_claim(job: Job, session_id: str, now: int) -> Job:
+    return msgspec.structs.replace(
+        job, state=State.IN_FLIGHT, reason=Reason.CLAIMED, version=1, session_id=session_id, claimed_at=now
+    )
 
 
 def jobs_to_show(queue: str, flat: Sequence[Any], jobs_key: bytes) -> list[Job]:

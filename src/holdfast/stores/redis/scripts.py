@@ -9,12 +9,15 @@ from importlib import resources
 import msgspec
 
 AT_ONCE = 100
-"""Jobs or moves in one script: longer batches travel as several, one after the other, in one round trip. A script
+"""Moves, ids or rows in one script: longer batches travel as several, one after the other, in one round trip. A script
 keeps every other client waiting, so it must not take more than about a millisecond."""
-CLAIMED_AT_ONCE = 150
+INSERTED_AT_ONCE = 250
+SUCCEEDED_AT_ONCE = 250
+CLAIMED_AT_ONCE = 300
 _CONSTANTS = {
     "MOST_PROMOTED": 250,
     "MOST_TRACES": 250,
+    "MOST_LOOKS": 4,
     "MOST_BYTES": 4 * 1024 * 1024,
     "MOST_COMPLETED": 10_000,
 }

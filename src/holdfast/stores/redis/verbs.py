@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidOption, SessionClosed, StoreError
-from holdfast.job import DEFAULT_PRIORITY, Job, JobId, Lease, NewJob, SessionId, is_job_id
+from holdfast.job import DEFAULT_PRIORITY, Job, JobId, Lease, NewJob, SessionId, State, is_job_id
 from holdfast.lifecycle import Applied, Move
 from holdfast.store import (
     CancelAnswer,
@@ -26,16 +26,8 @@ from holdfast.store import (
 from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
 from holdfast.stores.redis.layout import Layout
 from holdfast.stores.redis.opening import keep_layout
-from holdfast.stores.redis.records import (
-    body_of,
-    from_outbox,
-    key_of,
-    lane_of,
-    move_arguments,
-    readable,
-    when,
-)
-from holdfast.stores.redis.scripts import AT_ONCE, CLAIMED_AT_ONCE, Script
+from holdfast.stores.redis.records import claimed, from_outbox, insert_arguments, move_arguments
+from holdfast.stores.redis.scripts import AT_ONCE, CLAIMED_AT_ONCE, INSERTED_AT_ONCE, SUCCEEDED_AT_ONCE, Script
 from holdfast.stores.redis.sessions import Sessions
 
 _NO_LIMIT = DepthLimit()
@@ -87,7 +79,7 @@ class Verbs:
         places: list[list[int]] = []
         for queue, positions in by_queue.items():
             limit = (limits or {}).get(queue, _NO_LIMIT)
-            cut = len(positions) or 1 if checkpoint else AT_ONCE
+            cut = len(positions) or 1 if checkpoint else INSERTED_AT_ONCE
             for first in range(0, len(positions) or (1 if checkpoint else 0), cut):
                 piece = positions[first : first + cut]
                 calls.append(self._insert_call(queue, [jobs[at] for at in piece], limit, checkpoint))
@@ -99,6 +91,10 @@ class Verbs:
                 raise checkpoint.conflict()
             if reply == b"full":
                 return [Inserted(job.id, InsertStatus.FULL) for job in jobs]
+            if reply == len(piece):
+                for at in piece:
+                    answers[at] = Inserted(jobs[at].id, InsertStatus.CREATED)
+                continue
             for at, answer in zip(piece, reply, strict=False):
                 answers[at] = _inserted(jobs[at].id, answer)
             if len(reply) > len(piece):
@@ -114,9 +110,7 @@ class Verbs:
             was = "" if checkpoint.was is None else f"={checkpoint.was}"
             args = [checkpoint.name, was, checkpoint.now]
         args += ["" if depth is None else depth for depth in (limit.max_depth, limit.warn_depth)]
-        for job in jobs:
-            number = lanes.setdefault(lane_of(job), len(lanes) + 1)
-            args += (job.id, when(job), number, key_of(job), body_of(job))
+        args += insert_arguments(jobs, lanes)
         return self.call("insert", queue, args, [self.layout.ready(queue, lane) for lane in lanes])
 
     def register(self, queues: Mapping[str, Any]) -> Verb[None]:
@@ -195,7 +189,7 @@ class Verbs:
                 now, due_in, in_use = reply[1:4]
                 if len(lanes) > max(_FEW_LANES, 4 * in_use):
                     self._known_lanes.pop(queue, None)  # shares come and go
-                found, unreadable = readable(queue, reply[4:], 3)
+                found, unreadable = claimed(queue, reply[4:], request.session_id, now)
                 jobs += found
                 yield from self.sessions.bury(queue, request.session_id, unreadable)
                 if len(jobs) == request.limit or due_in != 0 or tries >= _MOST_TRIES:
@@ -220,17 +214,19 @@ class Verbs:
         if elsewhere and self.layout.one_queue_only is not None:
             raise self._one_queue_only({queue for move in moves for queue in (move.queue, *_queues_of(move.then))})
         calls: list[Call] = []
-        places: list[int] = []
+        places: list[list[int]] = []
         for queue, positions in by_queue.items():
-            for first in range(0, len(positions), AT_ONCE):
-                piece = positions[first : first + AT_ONCE]
+            cut = SUCCEEDED_AT_ONCE if all(moves[at].to is State.SUCCEEDED for at in positions) else AT_ONCE
+            for first in range(0, len(positions), cut):
+                piece = positions[first : first + cut]
                 calls.append(self._apply_call(queue, [moves[at] for at in piece]))
-                places += piece
+                places.append(piece)
         replies = yield Batch(calls)
-        answers = [Applied.GONE] * len(moves)
-        said = (Applied(answer.decode()) for reply in replies for answer in reply)
-        for at, answer in zip(places, said, strict=True):
-            answers[at] = answer
+        answers = [Applied.APPLIED] * len(moves)
+        for piece, reply in zip(places, replies, strict=True):
+            if reply != len(piece):
+                for at, answer in zip(piece, reply, strict=True):
+                    answers[at] = Applied(answer.decode())
         for queue in sorted(elsewhere):
             try:
                 yield from self.deliver(queue)
@@ -240,9 +236,7 @@ class Verbs:
 
     def _apply_call(self, queue: str, moves: Sequence[Move]) -> Call:
         sessions = list(dict.fromkeys(move.session_id for move in moves if move.session_id))
-        args: list[Any] = [len(sessions), *sessions]
-        for move in moves:
-            args += move_arguments(move)
+        args = [len(sessions), *sessions, *move_arguments(moves)]
         return self.call("apply", queue, args, [self.layout.processing(queue, session) for session in sessions])
 
     def deliver(self, queue: str) -> Verb[None]:
@@ -309,9 +303,9 @@ class Verbs:
             yield from self._sweep(queue)
             while removed < limit:
                 most = min(limit - removed, AT_ONCE)
-                [number] = yield Batch([self.call("prune", queue, [most])])
+                [[number, more]] = yield Batch([self.call("prune", queue, [most])])
                 removed += number
-                if number < most:
+                if not more:
                     break
         if removed < limit:
             removed += yield from self.sessions.prune(limit - removed, queues)

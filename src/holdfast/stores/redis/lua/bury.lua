@@ -10,7 +10,7 @@ for i = 2, #ARGV do
     r.state, r.session = 'in_flight', session
     rows[id] = r
     carry_out(id, {to = 'failed', reason = 'permanent', raise = 0, key = 'free', wrote = r.wrote})
-    r.fixed = string.match(r.fixed, '^%d+\t%-?%d+\t[^\t]*\t')
+    r.fixed = string.match(r.fixed, '^%d+\t%d+\t%-?%d+\t[^\t]*\t')
   end
 end
 flush()

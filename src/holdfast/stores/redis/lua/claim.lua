@@ -1,7 +1,8 @@
 -- ARGV: session, limit, turn, '1' to serve the lanes known although there are others, then the lanes that the client
 -- knows ("priority, tab, share"). KEYS beyond the queue's own: the session's processing hash, then for each of these
 -- lanes its list and its `due` set. Answer: 'closed'; 'again'; 'lanes' and all that have jobs; or 'jobs', now, in how long
--- the next is due (-1: none waits), how many lanes have jobs, and id, record and row of each job.
+-- the next is due (-1: none waits), how many lanes have jobs, and id, record and row of each job. A job that was never
+-- claimed before has no row there: it is in flight as its record says, with version 1, since now.
 --
 -- A lane's list holds the jobs that were due when they came, in that order; its `due` set holds those that came back or
 -- were delayed. Both are ordered by (run_at, id), so the lane's next job is the first of the two. What was cancelled
@@ -14,7 +15,9 @@ if redis.call('HGET', meta, 'paused') then return {'jobs', now, -1, 0} end
 local known = {}
 for i = 5, #ARGV do
   local place = OWN_KEYS + 2 * (i - 4)
-  known[ARGV[i]] = {text = ARGV[i], list = KEYS[place], due = KEYS[place + 1]}
+  -- Of a job that is as it was enqueued, and was due then: what its row takes over from its record.
+  local fresh = '^((%d+)\t%2\t%d+\t' .. string.gsub(ARGV[i], '[^%w\t]', '%%%0') .. '\t[^\n]*\n)'
+  known[ARGV[i]] = {text = ARGV[i], list = KEYS[place], due = KEYS[place + 1], fresh = fresh}
 end
 
 local function every_lane(becoming_due)
@@ -104,37 +107,47 @@ local function merged(lane, most)
   return out, times
 end
 
-local out, written, held, has, budget, bytes = {}, {}, {}, {}, limit + MOST_TRACES, 0
+local out, written, held, has, budget, bytes, taken = {'jobs', now, -1, 0}, {}, {}, {}, limit + MOST_TRACES, 0, 0
+local FRESH = 'in_flight\tclaimed\t1\t' .. session .. '\t0\t\t' .. whole(now) .. '\t'
+
+local function give(id, record, row, version, told)
+  written[2 * taken + 1], written[2 * taken + 2] = id, row
+  held[2 * taken + 1], held[2 * taken + 2] = id, version
+  out[3 * taken + 5], out[3 * taken + 6], out[3 * taken + 7] = id, record, told
+  taken, bytes, has[id] = taken + 1, bytes + #record, true
+  return true
+end
+
 local function take(lane, id, record, row, time)
-  local r
   if not record or has[id] then return false end  -- a trace, and the job itself, may both be here
+  local r
   if row then
     if not time or string.sub(row, 1, 6) ~= 'ready\t' then return false end
     r = parsed(row)
+  elseif not time then
+    local head = string.match(record, lane.fresh)
+    if head then return give(id, record, FRESH .. head, '1', false) end
+    r = as_enqueued(record)
+    if r and r.run_at ~= r.created_at then return false end
   else
     r = as_enqueued(record)
-    if r and not time and r.run_at ~= r.created_at then return false end
   end
   if r and time and tonumber(r.run_at) ~= time then return false end
-  if r and string.match(r.fixed, '^%d+\t(%-?%d+\t[^\t]*)\t') ~= lane.text then return false end  -- its id was used again
+  if r and string.match(r.fixed, '^%d+\t%d+\t(%-?%d+\t[^\t]*)\t') ~= lane.text then return false end  -- its id was used again
   r = r or unreadable(row)  -- the client cannot read it either, and buries it
   r.state, r.reason, r.session, r.claimed_at, r.version = 'in_flight', 'claimed', session, whole(now), whole(r.version + 1)
   row = row_of(r)
-  written[#written + 1], written[#written + 2] = id, row
-  held[#held + 1], held[#held + 2] = id, r.version
-  out[#out + 1], out[#out + 2], out[#out + 3] = id, record, row
-  has[id], bytes = true, bytes + #record
-  return true
+  return give(id, record, row, r.version, row)
 end
 
 local function pull(lane, most)
   local got = 0
   while got < most and budget > 0 and bytes < MOST_BYTES do
     local want, ids, times = most - got, nil, {}
-    if #out == 0 then
+    if taken == 0 then
       want = math.min(want, 16)  -- records may be large: look at some before taking many
     else
-      want = math.max(1, math.min(want, math.floor((MOST_BYTES - bytes) / (bytes / (#out / 3) + 1))))
+      want = math.max(1, math.min(want, math.floor((MOST_BYTES - bytes) / (bytes / taken + 1))))
     end
     if redis.call('ZCARD', lane.due) > 0 then
       ids, times = merged(lane, want)
@@ -155,7 +168,6 @@ local function pull(lane, most)
   return got
 end
 
-local taken = 0
 for _, group in ipairs(serving_order()) do  -- lanes.draw
   local at = group
   while #at > 0 and taken < limit and budget > 0 and bytes < MOST_BYTES do
@@ -164,7 +176,6 @@ for _, group in ipairs(serving_order()) do  -- lanes.draw
       local asked = math.min(quota, limit - taken)
       if asked > 0 then
         local got = pull(lane, asked)
-        taken = taken + got
         if got == asked then more[#more + 1] = lane end
       end
     end
@@ -190,7 +201,7 @@ if taken > 0 then
   redis.call('HINCRBY', meta, 'waiting', -taken)
   redis.call('HINCRBY', meta, 'in_flight', taken)
   if redis.call('EXISTS', progress) == 1 then
-    for i = 1, #out, 3 do redis.call('HDEL', progress, out[i]) end
+    for id in pairs(has) do redis.call('HDEL', progress, id) end
   end
 end
 local due_in = -1
@@ -202,4 +213,5 @@ else
   local first = redis.call('ZRANGE', later, 0, 0, 'WITHSCORES')[2]
   if first then due_in = math.max(0, first - now) end
 end
-return {'jobs', now, due_in, #waiting / 2, unpack(out)}
+out[3], out[4] = due_in, #waiting / 2
+return out

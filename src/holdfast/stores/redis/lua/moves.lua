@@ -4,21 +4,15 @@
 -- always be possible, so this write, which changes nothing, comes first.
 redis.call('HDEL', meta, '')
 
-local rows, let_go, expires, completed_ids, tally, processing_of = {}, {}, {}, {}, {}, {}
+local rows, let_go, expires, completed_ids, tally, processing_of, written = {}, {}, {}, {}, {}, {}, {}
 local wake_up = false
 
 local function count(name, by) tally[name] = (tally[name] or 0) + by end
 
--- Reads many rows at once. What has none is read by `read`.
-local function read_rows(ids)
-  for i, row in ipairs(redis.call('HMGET', states, unpack(ids))) do
-    if row then rows[ids[i]] = parsed(row) end
-  end
-end
-
-local function read(id)
+-- `row`: what `states` has of it, if that was read already.
+local function read(id, row)
   if not rows[id] then
-    local row = redis.call('HGET', states, id)
+    row = row or redis.call('HGET', states, id)
     if row then
       rows[id] = parsed(row)
     else
@@ -27,6 +21,11 @@ local function read(id)
     end
   end
   return rows[id]  -- nil: it is not there, or cannot be read
+end
+
+local function added(lists, name, id)
+  local list = lists[name]
+  if list then list[#list + 1] = id else lists[name] = {id} end
 end
 
 -- The holder of a key: its job and whether its time has come; nil if nobody holds it.
@@ -83,17 +82,13 @@ local function carry_out(id, m)
   if key ~= '' and m.key == 'take' and not take_key(id, key) then return false end
   if key ~= '' and m.key == 'free' then free_key(id, key) end
   if r.state == 'in_flight' then
-    let_go[r.session] = let_go[r.session] or {}
-    table.insert(let_go[r.session], id)
+    added(let_go, r.session, id)
     if r.cancel == '1' then redis.call('SREM', cancels, id) end
   elseif r.state == 'ready' then
     leave_line(id, lane)
   elseif r.state == 'failed' then
     redis.call('ZREM', dead, id)
-  else
-    redis.call('ZREM', expiry, id)
-    expires[id] = nil
-  end
+  end  -- where it was to expire it is skipped: see prune.lua
   if r.state ~= 'ready' then count(r.state, -1) end
   r.state, r.reason, r.version, r.wrote = m.to, m.reason, whole(r.version + m.raise), m.wrote
   if m.delay then r.run_at = whole(now + m.delay) end
@@ -106,7 +101,7 @@ local function carry_out(id, m)
     if m.to == 'failed' then
       redis.call('ZADD', dead, 0, id)
     else
-      expires[id] = whole(now + retention)
+      added(expires, retention, id)
     end
     if m.to == 'succeeded' then completed_ids[#completed_ids + 1] = id end
   end
@@ -120,7 +115,6 @@ local function flush()
     redis.call('HDEL', processing, unpack(ids))
     if redis.call('EXISTS', processing) == 0 then redis.call('SREM', holders, session) end
   end
-  local written = {}
   for id, r in pairs(rows) do
     if r.changed then
       written[#written + 1] = id
@@ -128,12 +122,9 @@ local function flush()
     end
   end
   if #written > 0 then redis.call('HSET', states, unpack(written)) end
-  local due = {}
-  for id, at in pairs(expires) do
-    due[#due + 1] = at
-    due[#due + 1] = id
+  for retention, ids in pairs(expires) do  -- those that end together expire together: one entry
+    redis.call('ZADD', expiry, whole(now + retention), table.concat(ids, ' '))
   end
-  if #due > 0 then redis.call('ZADD', expiry, unpack(due)) end
   if #completed_ids > 0 then
     redis.call('LPUSH', completed, unpack(completed_ids))
     redis.call('LTRIM', completed, 0, MOST_COMPLETED - 1)

@@ -10,7 +10,6 @@ local function flush_removed()
   redis.call('HDEL', states, unpack(removed))
   redis.call('HDEL', progress, unpack(removed))
   redis.call('ZREM', index, unpack(removed))
-  redis.call('ZREM', expiry, unpack(removed))
   redis.call('ZREM', dead, unpack(removed))
   for state, number in pairs(by_state) do redis.call('HINCRBY', meta, state, -number) end
 end

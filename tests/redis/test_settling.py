@@ -1,0 +1,167 @@
+"""Settlements that succeed take a short way through `apply.lua`, and jobs that end together expire together: what must
+be the same as on the long way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.errors import SchemaOutdated, UnsafeStore
+from holdfast.failures import Failure
+from holdfast.job import State
+from holdfast.lifecycle import Applied, Failed, Move, Released, Succeeded
+from holdfast.stores.redis import RedisStore, opening
+from holdfast.testing.suite import Rig
+from tests.redis.conftest import NAMESPACE
+from tests.redis.fake import FORWARD, FakeServer, text
+from tests.redis.helpers import later_by, outside, store_at
+from tests.servers import RedisServer
+
+WEEK = 7 * 24 * 3600 * 1_000_000
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Any:
+    return outside(redis_server.url)
+
+
+def key(name: str) -> str:
+    return f"{NAMESPACE}:{{default}}:{name}"
+
+
+async def succeeded(rig: Rig, count: int, **fields: Any) -> list[Move]:
+    """The moves of so many jobs that were claimed together and have succeeded."""
+    await rig.add_many(count, **fields)
+    return [rig.move(job, Succeeded(b"1")) for job in await rig.claim(await rig.session(), count)]
+
+
+async def test_a_move_that_comes_twice_in_a_batch_is_counted_once(rig: Rig, client: Any) -> None:
+    first, second = await succeeded(rig, 2)
+    assert await rig.store.apply([first, second, first]) == [Applied.APPLIED, Applied.APPLIED, Applied.ALREADY]
+    [counts] = await rig.store.counts()
+    assert (counts.in_flight, counts.succeeded) == (0, 2)
+    assert client.lrange(key("completed"), 0, -1) == [second.job_id.encode(), first.job_id.encode()]
+
+
+async def test_a_move_sees_what_an_earlier_one_of_another_kind_did(rig: Rig) -> None:
+    await rig.add_many(2)
+    one, two = await rig.claim(await rig.session(), 2)
+    moves = [rig.move(job, outcome) for job in (one, two) for outcome in (Succeeded(b"1"), Released())]
+    assert await rig.store.apply(moves) == [Applied.APPLIED, Applied.STALE] * 2
+    moves.reverse()
+    assert await rig.store.apply(moves) == [Applied.STALE, Applied.ALREADY] * 2
+
+
+async def test_groups_of_all_kinds_in_one_batch(rig: Rig) -> None:
+    await rig.add_many(6)
+    jobs = await rig.claim(await rig.session(), 6)
+    follower = rig.new()
+    outcomes = [
+        Succeeded(b"1"),
+        Failed(Failure(0, 1, "E", "no")),
+        Succeeded(b"1"),
+        Succeeded(b"2"),
+        Released(),
+        Succeeded(b"2"),
+    ]
+    moves = [rig.move(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
+    with_follower = Move(**{name: getattr(moves[2], name) for name in Move.__struct_fields__} | {"then": (follower,)})
+    moves[2] = with_follower
+    assert await rig.store.apply(moves) == [Applied.APPLIED] * 6
+    found = [await rig.get(job.id) for job in jobs]
+    assert [job.result for job in found] == [b"1", None, b"1", b"2", None, b"2"]
+    assert [job.state for job in found] == [
+        State.SUCCEEDED, State.READY, State.SUCCEEDED, State.SUCCEEDED, State.READY, State.SUCCEEDED
+    ]  # fmt: skip
+    assert await rig.state(follower.id) is State.READY
+
+
+async def test_who_is_to_be_cancelled_and_succeeds_is_no_longer_asked_about(rig: Rig, client: Any) -> None:
+    moves = await succeeded(rig, 3)
+    await rig.store.request_cancel([moves[1].job_id])
+    assert await rig.store.apply(moves) == [Applied.APPLIED] * 3
+    assert client.exists(key("cancels")) == 0
+
+
+async def test_a_row_that_somebody_spoilt_spoils_no_other(rig: Rig, client: Any) -> None:
+    moves = await succeeded(rig, 3)
+    client.hset(key("states"), moves[1].job_id, "in_flight\tclaimed\t1\t")
+    assert await rig.store.apply(moves) == [Applied.APPLIED, Applied.GONE, Applied.APPLIED]
+
+
+async def test_jobs_that_end_together_share_an_entry_by_retention(rig: Rig, client: Any) -> None:
+    moves = await succeeded(rig, 3) + await succeeded(rig, 2, retention=WEEK // 2)
+    await rig.store.apply(moves)
+    entries = [entry.decode().split() for entry in client.zrange(key("expiry"), 0, -1)]
+    assert entries == [[move.job_id for move in moves[3:]], [move.job_id for move in moves[:3]]]
+
+
+async def test_a_part_of_an_entry_is_pruned_and_the_rest_later(rig: Rig, client: Any) -> None:
+    assert isinstance(rig.store, RedisStore)
+    await rig.store.apply(await succeeded(rig, 5))
+    later_by(rig.store, 2 * WEEK)
+    assert await rig.store.prune(2) == 2
+    [entry] = client.zrange(key("expiry"), 0, -1)
+    assert len(entry.split()) == 3
+    assert [await rig.store.prune(2), await rig.store.prune(2), await rig.store.prune(2)] == [2, 1, 0]
+    assert client.exists(key("expiry"), key("jobs"), key("states"), key("index")) == 0
+
+
+async def test_a_job_that_has_moved_on_is_not_pruned_with_those_it_ended_with(rig: Rig) -> None:
+    """Replayed; replayed and ended again, later; forgotten and sent again."""
+    assert isinstance(rig.store, RedisStore)
+    moves = await succeeded(rig, 4)
+    await rig.store.apply(moves)
+    over, back, again, sent = (move.job_id for move in moves)
+    await rig.store.forget([sent])
+    later_by(rig.store, WEEK // 2)
+    await rig.replay(again)
+    await rig.ack(await rig.take())
+    await rig.replay(back)
+    await rig.store.insert([rig.new(id=sent)])
+    later_by(rig.store, WEEK + 1_000_000)
+    assert await rig.store.prune(10) == 1
+    assert await rig.store.get(over) is None
+    assert [await rig.state(job_id) for job_id in (back, again, sent)] == [
+        State.READY, State.SUCCEEDED, State.READY
+    ]  # fmt: skip
+    later_by(rig.store, 2 * WEEK)
+    assert await rig.store.prune(10) == 1
+    assert await rig.store.get(again) is None
+
+
+async def test_many_entries_of_jobs_that_are_gone_do_not_stop_the_pruning(rig: Rig) -> None:
+    assert isinstance(rig.store, RedisStore)
+    for _ in range(3):
+        moves = await succeeded(rig, 200)
+        await rig.store.apply(moves)
+        await rig.store.forget([move.job_id for move in moves])
+    await rig.store.apply(await succeeded(rig, 1))
+    later_by(rig.store, 2 * WEEK)
+    assert await rig.store.prune(100) == 1
+
+
+# What the server and the store must be like.
+
+
+async def test_a_store_of_another_layout_is_refused(redis_server: RedisServer, client: Any) -> None:
+    for kept in ('{"processing":"","ready":{}}', '{"version":3,"names":{}}'):
+        client.set("other-layout:layout", kept)
+        store = store_at(f"{redis_server.url}?namespace=other-layout")
+        with pytest.raises(SchemaOutdated, match=f"this version of Holdfast writes {opening.LAYOUT}"):
+            await store.counts()
+        store.close()
+    client.delete("other-layout:layout")
+
+
+async def test_a_server_that_cannot_count_microseconds_is_refused(redis_server: RedisServer) -> None:
+    def answer(words: list[bytes]) -> Any:
+        return text(b"redis_version:7.0.15\r\narch_bits:32\r\n") if words[0] == b"INFO" else FORWARD
+
+    with FakeServer(answer, behind=redis_server.port) as fake:
+        store = store_at(fake.url)
+        with pytest.raises(UnsafeStore, match="32 bits"):
+            await store.counts()
+        store.close()
