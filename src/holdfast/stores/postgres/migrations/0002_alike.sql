@@ -127,9 +127,6 @@ BEGIN
                     WHERE f.id = m.id AND f.version = m.version AND f.session_id IS NOT DISTINCT FROM p_session
                     OFFSET 0 FOR UPDATE) x))
             RETURNING f.*, {ns}_slot(f.retention, now_us) AS slot
-        ), x AS MATERIALIZED (
-            SELECT g.*, CASE WHEN r.id IS NULL THEN p_result ELSE substring(p_results FROM r.start FOR r.size) END AS result
-            FROM gone g LEFT JOIN unnest(p_varied, p_starts, p_sizes) AS r (id, start, size) ON r.id = g.id
         ), past AS (
             INSERT INTO {ns}_history (id, task, payload, task_version, queue, share, priority, max_retries, retention, key,
                 key_hash, key_window, correlation_id, created_at, reason, run_at, version, session_id, attempt, failures,
@@ -138,8 +135,10 @@ BEGIN
             SELECT x.id, x.task, x.payload, x.task_version, x.queue, x.share, x.priority, x.max_retries, x.retention, x.key,
                    x.key_hash, x.key_window, x.correlation_id, x.created_at, 'succeeded', x.run_at, x.version, x.session_id,
                    1, 0, 0, 0, false, x.claimed_at, '', x.progress, x.cancel_asked, 'succeeded', now_us,
-                   now_us + x.retention, x.result, x.slot
-            FROM x WHERE x.slot IS NOT NULL
+                   now_us + x.retention,
+                   CASE WHEN r.id IS NULL THEN p_result ELSE substring(p_results FROM r.start FOR r.size) END, x.slot
+            FROM gone x LEFT JOIN unnest(p_varied, p_starts, p_sizes) AS r (id, start, size) ON r.id = x.id
+            WHERE x.slot IS NOT NULL
         ), kept AS (
             INSERT INTO {ns}_kept (id, task, payload, task_version, queue, share, priority, max_retries, retention, key,
                 key_hash, key_window, correlation_id, created_at, reason, run_at, version, session_id, attempt, failures,
@@ -148,13 +147,15 @@ BEGIN
             SELECT x.id, x.task, x.payload, x.task_version, x.queue, x.share, x.priority, x.max_retries, x.retention, x.key,
                    x.key_hash, x.key_window, x.correlation_id, x.created_at, 'succeeded', x.run_at, x.version, x.session_id,
                    1, 0, 0, 0, false, x.claimed_at, '', x.progress, x.cancel_asked, 'succeeded', now_us,
-                   now_us + x.retention, x.result
-            FROM x WHERE x.slot IS NULL
+                   now_us + x.retention,
+                   CASE WHEN r.id IS NULL THEN p_result ELSE substring(p_results FROM r.start FOR r.size) END
+            FROM gone x LEFT JOIN unnest(p_varied, p_starts, p_sizes) AS r (id, start, size) ON r.id = x.id
+            WHERE x.slot IS NULL
         ), counted AS (
             INSERT INTO {ns}_tallies (slot, queue, state, jobs)
-            SELECT x.slot, x.queue, 'succeeded', count(*) FROM x GROUP BY x.slot, x.queue
+            SELECT x.slot, x.queue, 'succeeded', count(*) FROM gone x GROUP BY x.slot, x.queue
         )
-        SELECT coalesce(array_agg(x.id), '{}') INTO settled FROM x;
+        SELECT coalesce(array_agg(x.id), '{}') INTO settled FROM gone x;
     END IF;
     IF cardinality(settled) < cardinality(p_ids) THEN
         RETURN QUERY
@@ -164,4 +165,50 @@ BEGIN
         LEFT JOIN LATERAL (SELECT s.open FROM {ns}_sessions s WHERE s.id = j.session_id OFFSET 0) s ON true
         WHERE NOT m.id = ANY (settled);
     END IF;
+END $$;
+
+-- As before, but the slots of ten minutes are looked at only if something is in them: few jobs are kept for less than an hour,
+-- and to begin a look at eight tables takes longer than to insert a job. A table in which a row has been committed has a size.
+CREATE OR REPLACE FUNCTION {ns}_known(p_ids uuid[], p_first uuid, p_last uuid, now_us bigint) RETURNS uuid[] LANGUAGE plpgsql
+AS $$
+DECLARE
+    near bool; known uuid[];
+BEGIN
+    near := EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id BETWEEN p_first AND p_last)
+        OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id BETWEEN p_first AND p_last);
+    IF NOT near AND pg_relation_size('{ns}_history_0') + pg_relation_size('{ns}_history_1') + pg_relation_size('{ns}_history_2')
+        + pg_relation_size('{ns}_history_3') + pg_relation_size('{ns}_history_4') + pg_relation_size('{ns}_history_5')
+        + pg_relation_size('{ns}_history_6') + pg_relation_size('{ns}_history_7') > 0 THEN
+        near := EXISTS (SELECT FROM {ns}_history_0 x WHERE x.id BETWEEN p_first AND p_last)
+            OR EXISTS (SELECT FROM {ns}_history_1 x WHERE x.id BETWEEN p_first AND p_last)
+            OR EXISTS (SELECT FROM {ns}_history_2 x WHERE x.id BETWEEN p_first AND p_last)
+            OR EXISTS (SELECT FROM {ns}_history_3 x WHERE x.id BETWEEN p_first AND p_last)
+            OR EXISTS (SELECT FROM {ns}_history_4 x WHERE x.id BETWEEN p_first AND p_last)
+            OR EXISTS (SELECT FROM {ns}_history_5 x WHERE x.id BETWEEN p_first AND p_last)
+            OR EXISTS (SELECT FROM {ns}_history_6 x WHERE x.id BETWEEN p_first AND p_last)
+            OR EXISTS (SELECT FROM {ns}_history_7 x WHERE x.id BETWEEN p_first AND p_last);
+    END IF;
+    IF NOT near THEN
+        -- A UUIDv7 says when it was made. What was made within a minute of now, by whatever clock, ended today or yesterday,
+        -- unless that clock is a day wrong.
+        IF ('x' || left(replace(p_first::text, '-', ''), 12))::bit(48)::bigint * 1000 > now_us - 60000000
+           AND ('x' || left(replace(p_last::text, '-', ''), 12))::bit(48)::bigint * 1000 < now_us + 60000000 THEN
+            near := {ns}_in_slot({ns}_slot(86400000000, now_us), p_first, p_last)
+                OR {ns}_in_slot({ns}_slot(86400000000, now_us - 86400000000), p_first, p_last);
+        ELSE
+            FOR slot IN 8..17 LOOP
+                near := near OR {ns}_in_slot(slot, p_first, p_last);
+            END LOOP;
+        END IF;
+    END IF;
+    IF near THEN
+        -- OFFSET 0: otherwise all that has not expired would be read once and kept in a hash table.
+        SELECT array_agg(i.id) INTO known FROM unnest(p_ids) i (id)
+        WHERE EXISTS (SELECT FROM {ns}_in_flight x WHERE x.id = i.id OFFSET 0)
+           OR EXISTS (SELECT FROM {ns}_kept x WHERE x.id = i.id OFFSET 0)
+           OR EXISTS (SELECT FROM {ns}_history x WHERE x.id = i.id
+                      AND (x.expires_at > now_us OR (x.expires_at, x.id) > (SELECT p.expires_at, p.id FROM {ns}_pruned p))
+                      OFFSET 0);
+    END IF;
+    RETURN known;
 END $$;
