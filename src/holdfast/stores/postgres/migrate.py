@@ -59,6 +59,16 @@ def require_current(connection: psycopg.Connection[Any], namespace: str, *, wher
     return here
 
 
+def _stay_in_schema(connection: psycopg.Connection[Any], namespace: str) -> None:
+    """Until the transaction ends, make what is made where the tables are, wherever that is on the search_path."""
+    connection.execute(
+        """SELECT set_config('search_path', concat_ws(', ', quote_ident(n.nspname), nullif(p.path, '')), true)
+           FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+           CROSS JOIN (SELECT current_setting('search_path') AS path) p WHERE c.oid = to_regclass(%s::text)""",
+        (f"{namespace}_schema",),
+    )
+
+
 def migrate(
     connection: psycopg.Connection[Any], namespace: str, *, where: str, migrations: list[Migration] | None = None
 ) -> None:
@@ -71,10 +81,14 @@ def migrate(
     if not missing(schema_number(connection, namespace), migrations, where=where):
         return
     with connection.transaction():
+        # Whatever the role's default is: after waiting for the lock, it must see what was done meanwhile.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # One migrates, the others wait and then find nothing left to do. The lock ends with the transaction.
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s::text, 0))", (f"{namespace}_schema",))
         for migration in missing(schema_number(connection, namespace), migrations, where=where):
-            if migration is migrations[0]:
+            if migration is not migrations[0]:
+                _stay_in_schema(connection, namespace)
+            else:
                 connection.execute(
                     f"CREATE TABLE {namespace}_schema (number int PRIMARY KEY, name text NOT NULL)".encode()
                 )

@@ -11,6 +11,7 @@ do the rest. A query that fails because another transaction got in its way is re
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,7 +35,8 @@ from holdfast.store import (
     SessionPage,
     held_by,
 )
-from holdfast.stores.postgres.lookback import LookBack
+from holdfast.stores.postgres.alike import alike, claimed_jobs, is_plain_success, successes
+from holdfast.stores.postgres.lookback import LookBack, Plan
 from holdfast.stores.rows import ENDED_COLUMNS, SESSION_COLUMNS, job_from_row, reason_of, session_page, state_of
 from holdfast.stores.runs import runs_of_distinct_jobs
 
@@ -80,8 +82,16 @@ class Verbs:
     def __init__(self, namespace: str) -> None:
         self.namespace = ns = namespace
         self._insert = f"SELECT {ns}_insert(%s::json, %s::uuid, %s::uuid, %s::text[])::text[]"
+        self._insert_alike = f"""SELECT {ns}_insert_alike(
+            %s::text::uuid[], %s::text::int[], %s::text::int[], %s::bytea, %s::json, %s::text[])"""
         self._insert_checked = f"SELECT * FROM {ns}_insert_checked(%s::json, %s::json, %s::json, %s::text[])"
         self._claim = f"SELECT * FROM {ns}_claim(%s::text, %s::json, %s::json, %s::json, %s::int)"
+        self._claim_lane = (
+            f"SELECT * FROM {ns}_claim_lane(%s::text, %s::text, %s::smallint, %s::text, %s::bigint, %s::json, %s::int)"
+        )
+        self._succeed = f"""SELECT * FROM {ns}_succeed(
+            %s::text, %s::text::uuid[], %s::text::int[], %s::bytea, %s::text::uuid[], %s::text::int[], %s::text::int[],
+            %s::bytea)"""
         self._settle = f"SELECT * FROM {ns}_settle(%s::json, %s::text[], %s::bool, %s::text[])"
         self._beat = f"SELECT * FROM {ns}_beat(%s::text, %s::bigint)"
         self._get = f"SELECT {_COLUMNS} FROM {ns}_get(%s::uuid)"
@@ -100,7 +110,11 @@ class Verbs:
             return []
         if checkpoint is None and not limits and all(job.key is None for job in jobs):
             # In one order, so that two batches with the same ids cannot wait for each other.
-            ordered = sorted(jobs, key=lambda job: job.id)
+            ordered = sorted(jobs, key=attrgetter("id"))
+            if (values := alike(ordered)) is not None:
+                [(all_made,)] = yield Query(self._insert_alike, (*values, list(tell)))
+                if all_made:
+                    return [Inserted(job.id, InsertStatus.CREATED) for job in jobs]
             [(made,)] = yield Query(self._insert, (_json(ordered), ordered[0].id, ordered[-1].id, list(tell)))
             if made is None:
                 return [Inserted(job.id, InsertStatus.CREATED) for job in jobs]
@@ -180,17 +194,12 @@ class Verbs:
         while True:
             most = request.limit - len(jobs)
             plan = look.plan(request, exactly=replanned < _MOST_REPLANNED)
-            ask = Query(
-                self._claim,
-                (request.session_id, _json(plan.lanes), _json(plan.gaps), _json(plan.groups), most),
-            )
             try:
-                *rows, end = yield ask
+                got, now, standing, next_due, due = yield from self._claim_once(request.session_id, plan, most)
             except StoreError:
                 if jobs:  # what was claimed must reach the worker; that there may be more, it finds out
                     return Claimed(tuple(jobs), now, 0)
                 raise
-            now, standing, next_due = end[0], end[18], end[17]
             if standing == _CLOSED:
                 if jobs:  # closed since we began: the next claim hears of it
                     return Claimed(tuple(jobs), now, 0)
@@ -202,15 +211,29 @@ class Verbs:
                 )
                 look.learn(request.queues, found)
             elif standing == _OTHER_LANES_DUE:
-                look.believe(plan, end[10])
+                look.believe(plan, due)
             else:
-                # Named twice, if a later pass met it again: see the function. Then there may be more.
-                got = list({row[1]: job_from_row(row[1:]) for row in rows}.values())
                 jobs += got
                 if not look.again(plan, got, most):
                     break
         due_in = 0 if len(jobs) == request.limit else look.due_in(plan, next_due and next_due - now)
         return Claimed(tuple(jobs), now, due_in)
+
+    def _claim_once(
+        self, session_id: SessionId, plan: Plan, most: int
+    ) -> Verb[tuple[list[Job], int, int, int | None, str | None]]:
+        """The jobs, the store's time, its `standing`, when the next job is due, and in which lanes something is."""
+        gaps = _json(plan.gaps)
+        if len(plan.lanes) == 1:
+            [lane] = plan.lanes
+            place = (lane["queue"], lane["priority"], lane["share"])
+            *rows, end = yield Query(self._claim_lane, (session_id, *place, lane["since"], gaps, most))
+            *_, now, standing = end
+            return claimed_jobs(rows, place, session_id, now), now, standing, end[3], None
+        *rows, end = yield Query(self._claim, (session_id, _json(plan.lanes), gaps, _json(plan.groups), most))
+        # Named twice, if a later pass met it again: see the function. Then there may be more.
+        got = list({row[1]: job_from_row(row[1:]) for row in rows}.values())
+        return got, end[0], end[18], end[17], end[10]
 
     def apply(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[list[Applied]]:
         """See `Store.apply`."""
@@ -229,9 +252,11 @@ class Verbs:
 
     def _apply_distinct(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[dict[JobId, Applied]]:
         """The verdicts; without those whose guard was refused and holds now."""
-        settling, reviving, cancelling = [], [], []
-        for move in sorted(moves, key=lambda move: move.job_id):
-            if State.IN_FLIGHT in move.sources:
+        succeeding, settling, reviving, cancelling = [], [], [], []
+        for move in sorted(moves, key=attrgetter("job_id")):
+            if is_plain_success(move):
+                succeeding.append(move)
+            elif State.IN_FLIGHT in move.sources:
                 settling.append(move)
             elif move.to is State.READY:
                 reviving.append(move)
@@ -239,14 +264,16 @@ class Verbs:
                 cancelling.append(move)
         verdicts: dict[JobId, Applied] = {}
         refused: list[Move] = []
+        for session_id, group in _by_session(succeeding).items():
+            rows = yield Query(self._succeed, (session_id, *successes(group)))
+            verdicts |= dict.fromkeys((move.job_id for move in group), Applied.APPLIED)
+            _judge_refused(verdicts, group, rows)
         if settling:
             sessions = sorted({move.session_id for move in settling if move.session_id})
             follow = any(move.then for move in settling)
             rows = yield Query(self._settle, (_json(settling), sessions, follow, list(tell)))
-            verdicts = dict.fromkeys((move.job_id for move in settling), Applied.APPLIED)
-            for move in settling if rows else ():
-                if row := next((row for row in rows if row[0] == move.job_id), None):
-                    _judge_again(verdicts, move, row)
+            verdicts |= dict.fromkeys((move.job_id for move in settling), Applied.APPLIED)
+            _judge_refused(verdicts, settling, rows)
         if reviving:
             text = f"SELECT * FROM {self.namespace}_revive(%s::json, %s::text[])"
             rows = yield Query(text, (_json(reviving), list(tell)))
@@ -409,6 +436,22 @@ def _inserted(job: NewJob, row: Sequence[Any]) -> Inserted:
     if status == "held" and job.key:
         return held_by(job_id, key_hash, job.key)
     return Inserted(job.id, InsertStatus(status), deep)
+
+
+def _by_session(moves: Sequence[Move]) -> dict[SessionId, list[Move]]:
+    groups: dict[SessionId, list[Move]] = {}
+    for move in moves:
+        groups.setdefault(move.session_id or "", []).append(move)
+    return groups
+
+
+def _judge_refused(verdicts: dict[JobId, Applied], moves: Sequence[Move], rows: Sequence[Sequence[Any]]) -> None:
+    """The verdicts on those of the moves that are among the rows, which a settlement answered with."""
+    if rows:
+        refused = {row[0]: row for row in rows}
+        for move in moves:
+            if move.job_id in refused:
+                _judge_again(verdicts, move, refused[move.job_id])
 
 
 def _judge_again(verdicts: dict[JobId, Applied], move: Move, row: Sequence[Any]) -> None:

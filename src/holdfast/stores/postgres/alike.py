@@ -1,0 +1,161 @@
+"""What nearly all jobs have in common, said once: the values of the functions in `migrations/0002_alike.sql`.
+
+Arrays travel as texts, in the server's own notation: every driver takes a text, and joining one costs less than any
+driver's array. Payloads and results travel in one piece, with the place of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from itertools import accumulate
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from holdfast.job import Job, Key, NewJob, Reason, SessionId, State
+from holdfast.lifecycle import KeyChange, Move
+
+_SAME = (
+    "task",
+    "task_version",
+    "queue",
+    "share",
+    "priority",
+    "max_retries",
+    "retention",
+    "correlation_id",
+    "delay",
+    "run_at",
+)
+_same_of = attrgetter(*_SAME)
+
+
+class _More(msgspec.Struct, gc=False):
+    """What only few jobs have when they are claimed: those that were claimed before, or have a key."""
+
+    version: int
+    attempt: int
+    failures: int
+    crashes: int
+    snoozes: int
+    suspect: bool
+    failure_history: bytes
+    key: Key | None
+
+
+def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
+    """The values of `_insert_alike`, but for the last: ids, places, payloads, the rest. None if the jobs differ in more
+    than their ids and payloads.
+    """
+    same = _same_of(jobs[0])
+    if [*map(_same_of, jobs)].count(same) < len(jobs):
+        return None
+    starts, sizes, payloads = _in_one_piece([job.payload for job in jobs])
+    rest = msgspec.json.encode(dict(zip(_SAME, same, strict=True))).decode()
+    return _array(job.id for job in jobs), starts, sizes, payloads, rest
+
+
+def is_plain_success(move: Move) -> bool:
+    """Whether the move is the success of a first attempt: all that is written follows from that, but its result."""
+    return (
+        move.to is State.SUCCEEDED
+        and move.attempt == 1
+        and not (move.failures or move.crashes or move.snoozes or move.suspect or move.failure_history or move.then)
+        and move.session_open is True
+        and move.despite_cancel
+        and move.key_change is KeyChange.KEEP
+    )
+
+
+def successes(moves: Sequence[Move]) -> tuple[Any, ...]:
+    """The values of `_succeed`, but for the session: ids, versions, the result if all have the same, and all of them
+    if not.
+    """
+    ids = _array(move.job_id for move in moves)
+    versions = _array(str(move.version) for move in moves)
+    results = [move.result for move in moves]
+    if results.count(results[0]) == len(results):
+        return ids, versions, results[0], "{}", "{}", "{}", b""
+    return ids, versions, None, ids, *_in_one_piece(results)
+
+
+def claimed_jobs(
+    rows: Sequence[tuple[Any, ...]], lane: tuple[str, int, str], session_id: SessionId, now: int
+) -> list[Job]:
+    """The jobs that `_claim_lane` answered with: queue, priority and share of the lane, claimed by the session now.
+
+    Copies of one job for all that have the same task and options: to set every field of each takes three times as long.
+    """
+    patterns: dict[tuple[Any, ...], Job] = {}
+    jobs = []
+    for row in rows:
+        options = row[5:10]
+        pattern = patterns.get(options)
+        if pattern is None:
+            pattern = patterns[options] = _pattern(options, lane, session_id, now)
+        job = copy(pattern)
+        force_setattr(job, "id", row[0])
+        force_setattr(job, "payload", row[1])
+        force_setattr(job, "created_at", row[2])
+        force_setattr(job, "run_at", row[3])
+        if row[4] is not None:
+            _add(job, msgspec.json.decode(row[4], type=_More))
+        jobs.append(job)
+    return jobs
+
+
+def _pattern(options: tuple[Any, ...], lane: tuple[str, int, str], session_id: SessionId, now: int) -> Job:
+    task, task_version, max_retries, retention, correlation_id = options
+    queue, priority, share = lane
+    return Job(
+        id="",
+        task=task,
+        payload=b"",
+        task_version=task_version,
+        queue=queue,
+        share=share,
+        priority=priority,
+        state=State.IN_FLIGHT,
+        reason=Reason.CLAIMED,
+        run_at=0,
+        created_at=0,
+        version=1,
+        session_id=session_id,
+        attempt=0,
+        failures=0,
+        crashes=0,
+        snoozes=0,
+        suspect=False,
+        cancel_asked=False,
+        max_retries=max_retries,
+        retention=retention,
+        key=None,
+        correlation_id=correlation_id,
+        claimed_at=now,
+        ended_at=None,
+        failure_history=b"",
+        result=None,
+        progress=None,
+    )
+
+
+def _add(job: Job, more: _More) -> None:
+    force_setattr(job, "version", more.version + 1)
+    for name in ("attempt", "failures", "crashes", "snoozes", "suspect", "failure_history", "key"):
+        force_setattr(job, name, getattr(more, name))
+
+
+def _in_one_piece(pieces: Sequence[bytes | None]) -> tuple[str, str, bytes]:
+    """Where each begins, counted from 1, how long each is, and all of them. One that is None has no length."""
+    sizes = [0 if piece is None else len(piece) for piece in pieces]
+    starts = accumulate(sizes[:-1], initial=1)
+    shown = ("NULL" if piece is None else str(len(piece)) for piece in pieces)
+    return _array(map(str, starts)), _array(shown), b"".join(filter(None, pieces))
+
+
+def _array(elements: Iterable[str]) -> str:
+    """An array of what needs no quotes: ids, numbers."""
+    return "{" + ",".join(elements) + "}"
