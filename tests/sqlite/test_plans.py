@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.job import Job, State
-from holdfast.lifecycle import Succeeded, settle
+from holdfast.lifecycle import Applied, Released, Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, DepthLimit, JobQuery, Session
@@ -147,7 +147,7 @@ def require(plan: list[str], *steps: str) -> None:
     for line in plan:
         assert "TEMP B-TREE" not in line, plan
         # A walk through a small partial index is no walk through the table.
-        assert not re.search(r"SCAN holdfast_(live|ended)(?! USING (COVERING )?INDEX holdfast_held)", line), plan
+        assert not re.search(r"SCAN (job|holdfast_(live|ended))(?! USING (COVERING )?INDEX holdfast_held)", line), plan
 
 
 def job_of(db: Recorder, state: str = "in_flight") -> Job:
@@ -165,6 +165,10 @@ def test_claim(recorder: Recorder) -> None:
     require(
         recorder.of("UPDATE holdfast_live SET state = 'in_flight'"),
         LIVE_BY_ID,
+        lanes + r"\(queue=\? AND priority=\? AND share=\? AND run_at<\?\)",
+    )
+    require(
+        recorder.of("SELECT json_group_array"),
         lanes + r"\(queue=\? AND priority=\? AND share=\? AND run_at<\?\)",
     )
     require(recorder.of("SELECT run_at"), lanes + r"\(queue=\? AND priority=\? AND share=\?\)")
@@ -206,7 +210,17 @@ def test_a_claim_reads_no_more_than_it_takes(tmp_path: Path) -> None:
 
 def test_settle(recorder: Recorder) -> None:
     move = settle(job_of(recorder), Succeeded(), RetryPolicy(), SYSTEM.random)
-    VERBS.apply(recorder, [move], NOW)
+    assert VERBS.apply(recorder, [move], NOW) == [Applied.APPLIED]
+    job = r"SEARCH job USING PRIMARY KEY \(id=\?\)"
+    require(recorder.of("SELECT count(*) FROM held"), job)
+    require(recorder.of("INSERT INTO holdfast_ended"), job)
+    require(recorder.of("DELETE FROM holdfast_live"), LIVE_BY_ID)
+
+
+def test_settle_one_by_one(recorder: Recorder) -> None:
+    """A move whose guard has more to it."""
+    move = settle(job_of(recorder), Released(), RetryPolicy(), SYSTEM.random, cancel_asked=True)
+    assert VERBS.apply(recorder, [move], NOW) == [Applied.APPLIED]
     require(recorder.of("SELECT id, state, reason", "holdfast_live"), LIVE_BY_ID)
     require(recorder.of("INSERT INTO holdfast_ended"), LIVE_BY_ID)
     require(recorder.of("DELETE FROM holdfast_live"), LIVE_BY_ID)
@@ -217,7 +231,7 @@ def test_standings(recorder: Recorder, count: int) -> None:
     rows = recorder._connection.execute(
         "SELECT id FROM holdfast_live UNION ALL SELECT id FROM holdfast_ended LIMIT ?", (count,)
     ).fetchall()
-    found = VERBS._standings(recorder, [*(row[0] for row in rows[:-1]), "missing"])
+    found = VERBS._settlements._standings(recorder, [*(row[0] for row in rows[:-1]), "missing"])
     assert len(found) == count - 1
     require(recorder.of("SELECT id, state, reason", "holdfast_live"), LIVE_BY_ID)
     require(recorder.of("SELECT id, state, reason", "holdfast_ended"), ENDED_BY_ID)

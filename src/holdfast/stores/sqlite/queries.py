@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from holdfast.job import ENDED, Job, JobId, SessionId, State
 from holdfast.store import JobQuery, Page, QueueCounts, SessionPage
 from holdfast.stores.rows import ENDED_COLUMNS, LIVE_AS_ENDED, SESSION_COLUMNS, job_from_row, session_page
-from holdfast.stores.sqlite.database import Database
+from holdfast.stores.sqlite.database import Database, marks
 
 
 class Queries:
@@ -113,6 +115,14 @@ class Queries:
             (session_id, limit),
         ).fetchall()
         return [job_from_row(row) for row in rows]
+
+    def open_among(self, db: Database, session_ids: Iterable[SessionId | None]) -> set[SessionId]:
+        """Which of these sessions are open."""
+        ids = [session_id for session_id in set(session_ids) if session_id]
+        rows = db.execute(
+            f"SELECT id FROM {self._ns}_sessions WHERE open AND id IN ({marks(len(ids))})", ids
+        ).fetchall()
+        return {row[0] for row in rows}
 
     def paused(self, db: Database) -> set[str]:
         """The queues that nobody may claim from."""

@@ -1,0 +1,176 @@
+"""How a session gets its jobs, inside one open write transaction."""
+
+# The only names ever put into SQL text are the namespace, which is checked, and our own constants.
+# ruff: noqa: S608
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+
+import msgspec
+
+from holdfast.job import Job, JobId, Key, Reason, SessionId, State
+from holdfast.lanes import Lane, draw, serving_order
+from holdfast.store import Claimed, ClaimRequest
+from holdfast.stores.sqlite.database import Database, marks
+
+_LONGEST_INLINE = 4096
+"""Bytes of a payload that travels within the one text that a lane's jobs come as; longer ones are fetched."""
+
+_Row = tuple[
+    str,  # id
+    str,  # task
+    str | None,  # payload, in hexadecimal; None: it and the failure history are to be fetched
+    str,  # task_version
+    int,  # max_retries
+    int,  # retention
+    str | None,  # key
+    str | None,  # key_hash
+    int | None,  # key_window
+    str | None,  # correlation_id
+    int,  # created_at
+    int,  # run_at
+    int,  # version
+    int,  # attempt
+    int,  # failures
+    int,  # crashes
+    int,  # snoozes
+    int,  # suspect
+    int,  # cancel_asked
+]
+_rows = msgspec.json.Decoder(list[_Row])
+_in_order = itemgetter(11, 0)
+
+
+class Claims:
+    """The statements for one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        ns = self._ns = namespace
+        # INDEXED BY: without statistics, or with old ones, SQLite may prefer to walk through the table.
+        lane = f"FROM {ns}_live INDEXED BY {ns}_lanes WHERE state = 'ready' AND queue = ?"
+        first = "ORDER BY priority, share, run_at LIMIT 1"
+        self._first_lane = f"SELECT priority, share, run_at {lane} {first}"
+        # Two hops: for (priority, share) > (?, ?) SQLite would read every job of the priority.
+        self._next_share = f"SELECT priority, share, run_at {lane} AND priority = ? AND share > ? {first}"
+        self._next_priority = f"SELECT priority, share, run_at {lane} AND priority > ? {first}"
+        self._lane_head = f"SELECT run_at {lane} AND priority = ? AND share = ? ORDER BY run_at LIMIT 1"
+        head = f"{lane} AND priority = ? AND share = ? AND run_at <= ? ORDER BY run_at, id LIMIT ?"
+        # One text instead of a row for each job: sqlite3 takes Python's lock for every row that it hands over.
+        self._read_head = f"""
+            SELECT json_group_array(json_array(
+                id, task,
+                iif(length(payload) <= {_LONGEST_INLINE} AND length(failure_history) = 0, hex(payload), NULL),
+                task_version, max_retries, retention, key, key_hash, key_window, correlation_id, created_at, run_at,
+                version, attempt, failures, crashes, snoozes, suspect, cancel_asked))
+            FROM (SELECT * {head})"""
+        self._take_head = f"""
+            UPDATE {ns}_live SET state = 'in_flight', reason = 'claimed', session_id = ?, version = version + 1,
+                                 claimed_at = ?, progress = NULL
+            WHERE id IN (SELECT id {head})"""
+
+    def claim(self, db: Database, request: ClaimRequest, paused: set[str], now: int) -> Claimed:
+        """See `Store.claim`. The session is open."""
+        jobs: list[Job] = []
+        heads: list[int] = []
+        for queue in request.queues:
+            if queue not in paused and len(jobs) < request.limit:
+                lanes = dict(self._lanes(db, queue))
+                due = [lane for lane, head in lanes.items() if head <= now]
+                jobs += draw(
+                    serving_order(due, request.turn),
+                    request.limit - len(jobs),
+                    lambda lane, most: self._pull(db, lane, most, request.session_id, now),
+                )
+                heads += [head for head in lanes.values() if head > now]
+                if len(jobs) < request.limit:
+                    heads += self._heads(db, due)  # what is due there is taken: who is next?
+        due_in = 0 if len(jobs) == request.limit else min((head - now for head in heads), default=None)
+        return Claimed(tuple(jobs), now, due_in)
+
+    def _heads(self, db: Database, lanes: Iterable[Lane]) -> list[int]:
+        rows = (db.execute(self._lane_head, (lane.queue, lane.priority, lane.share)).fetchone() for lane in lanes)
+        return [row[0] for row in rows if row]
+
+    def _lanes(self, db: Database, queue: str) -> Iterator[tuple[Lane, int]]:
+        """The lanes that have jobs, each with its first due time, by hopping from one to the next in the index."""
+        row = db.execute(self._first_lane, (queue,)).fetchone()
+        while row:
+            yield Lane(queue, row[0], row[1]), row[2]
+            row = (
+                db.execute(self._next_share, (queue, row[0], row[1])).fetchone()
+                or db.execute(self._next_priority, (queue, row[0])).fetchone()
+            )
+
+    def _pull(self, db: Database, lane: Lane, most: int, session_id: SessionId, now: int) -> list[Job]:
+        """Give the first jobs of the lane to the session. Nobody else writes between the two statements."""
+        place = (lane.queue, lane.priority, lane.share, now, most)
+        rows = _rows.decode(db.execute(self._read_head, place).fetchone()[0])
+        db.execute(self._take_head, (session_id, now, *place))
+        rows.sort(key=_in_order)  # an aggregate promises no order
+        long = self._fetch(db, [row[0] for row in rows if row[2] is None])
+        return [_job(row, lane, session_id, now, long) for row in rows]
+
+    def _fetch(self, db: Database, ids: list[JobId]) -> dict[JobId, tuple[bytes, bytes]]:
+        if not ids:
+            return {}
+        found = db.execute(
+            f"SELECT id, payload, failure_history FROM {self._ns}_live WHERE id IN ({marks(len(ids))})", ids
+        )
+        return {row[0]: (row[1], row[2]) for row in found.fetchall()}
+
+
+def _job(row: _Row, lane: Lane, session_id: SessionId, now: int, long: dict[JobId, tuple[bytes, bytes]]) -> Job:
+    (
+        job_id,
+        task,
+        inline,
+        task_version,
+        max_retries,
+        retention,
+        key,
+        key_hash,
+        key_window,
+        correlation_id,
+        created_at,
+        run_at,
+        version,
+        attempt,
+        failures,
+        crashes,
+        snoozes,
+        suspect,
+        cancel_asked,
+    ) = row
+    payload, failure_history = long[job_id] if inline is None else (bytes.fromhex(inline), b"")
+    return Job(
+        id=job_id,
+        task=task,
+        payload=payload,
+        task_version=task_version,
+        queue=lane.queue,
+        share=lane.share,
+        priority=lane.priority,
+        state=State.IN_FLIGHT,
+        reason=Reason.CLAIMED,
+        run_at=run_at,
+        created_at=created_at,
+        version=version + 1,
+        session_id=session_id,
+        attempt=attempt,
+        failures=failures,
+        crashes=crashes,
+        snoozes=snoozes,
+        suspect=bool(suspect),
+        cancel_asked=bool(cancel_asked),
+        max_retries=max_retries,
+        retention=retention,
+        key=None if key is None else Key(key, key_hash or "", key_window or 0),
+        correlation_id=correlation_id,
+        claimed_at=now,
+        ended_at=None,
+        failure_history=failure_history,
+        result=None,
+        progress=None,
+    )
