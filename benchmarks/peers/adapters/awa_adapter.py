@@ -1,0 +1,76 @@
+"""Awa (awa-pg) on PostgreSQL: a runtime in Rust that calls Python handlers. A plain handler goes to a thread."""
+
+import asyncio
+from dataclasses import dataclass
+
+import awa
+from protocol import PLAIN, VARIANT, Info, Peer, address, empty_postgres, main, mark, run, versions
+
+AT_ONCE = int(VARIANT or 50)
+QUEUE = "bench"
+
+
+@dataclass
+class Noop:
+    i: int
+    s: str
+
+
+async def serve():
+    client = awa.AsyncClient(address("BENCH_POSTGRES_URL"))
+
+    @client.task(Noop, queue=QUEUE)
+    async def noop(job):
+        if PLAIN:
+            await asyncio.to_thread(mark)
+        else:
+            mark()
+
+    await client.start([(QUEUE, AT_ONCE)])
+    await asyncio.Event().wait()
+
+
+class AwaPeer(Peer):
+    info = Info(
+        lib="awa-pg",
+        version=versions("awa-pg"),
+        backend="postgres",
+        settings=f"max_workers={AT_ONCE}, claim batch 512 (default), uvloop",
+        durability="heartbeat and lease; jobs of a dead worker are rescued; history in rings of partitions",
+        threads=True,
+        pending={"sql": "SELECT count(*) FROM awa.jobs WHERE state NOT IN ('completed', 'failed', 'cancelled')"},
+    )
+
+    async def setup(self):
+        empty_postgres()
+        await awa.migrate(address("BENCH_POSTGRES_URL"))
+
+    def connect(self):
+        self.blocking = awa.Client(address("BENCH_POSTGRES_URL"))
+
+    def disconnect(self):
+        self.blocking.close()
+
+    async def connect_async(self):
+        self.client = awa.AsyncClient(address("BENCH_POSTGRES_URL"))
+
+    async def disconnect_async(self):
+        await self.client.close()
+
+    def enqueue(self, i, s):
+        self.blocking.insert(Noop(i, s), queue=QUEUE)
+
+    async def enqueue_async(self, i, s):
+        await self.client.insert(Noop(i, s), queue=QUEUE)
+
+    async def enqueue_many(self, items):
+        await self.client.enqueue_many_copy([Noop(i, s) for i, s in items], queue=QUEUE)
+
+    def worker(self):
+        run(serve())
+
+
+PEER = AwaPeer()
+
+if __name__ == "__main__":
+    main()
