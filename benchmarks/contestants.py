@@ -135,11 +135,12 @@ class Program:
 def peers_of(engine: str, wanted: str) -> tuple[list[Contestant], list[tuple[str, str]]]:
     """The peers of an engine that are asked for (`best`, `all`, `none`, or names), installed now if they are not; and
     those that cannot be, with the reason."""
-    if wanted == "none" or engine not in ("redis", "postgres", "sqlite", "rabbitmq"):
+    if wanted == "none":
         return [], []
     from benchmarks.peers import catalogue, install
 
-    chosen = catalogue.of_engine(engine, defaults_only=wanted == "best")
+    defaults_only = wanted == "best"
+    chosen = [one for one in catalogue.CATALOGUE if one.engine == engine and (one.is_default or not defaults_only)]
     if wanted not in ("best", "all"):
         names = wanted.split(",")
         catalogue.named(names)

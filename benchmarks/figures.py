@@ -40,6 +40,9 @@ FIGURES: Sequence[Figure] = (
 )
 BY_NAME = {figure.name: figure for figure in FIGURES}
 
+ENOUGH = 0.8
+"""A measurement that lasts less than this part of what it should is too short to be a figure."""
+
 MEASURED = ("enqueue", "enqueue_bulk", "drain", "drain2", "sync_drain", "latency", "growth", "snapshot")
 """What can be asked for: each brings one or several figures. CPU, memory and WAL come with `drain`, idle with
 `latency`."""

@@ -1,7 +1,7 @@
 """What a long backlog costs: claim, settle and enqueue with a thousand jobs ready, and with a million, on one server.
 
 Both backlogs keep their length: as many are enqueued as are settled. A hundred are claimed while the hundred before
-them are settled. The two take turns. The figure is the rate with the long one, as a part of the rate with the short one.
+them are settled. The two take turns. The figure is the rate with the long one as a part of that with the short one.
 """
 
 import asyncio

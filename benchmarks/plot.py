@@ -1,4 +1,4 @@
-"""Bar plots as SVG, written by hand: nothing to install, and a picture that looks the same everywhere, dark or light."""
+"""Bar plots as SVG, written by hand: nothing to install, and a picture that looks the same everywhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

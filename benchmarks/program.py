@@ -108,7 +108,7 @@ def _enqueue_one(program: Program, count: int) -> None:
     began = time.perf_counter()
     for number in range(1, count):
         program.enqueue(number, TEXT)
-    _answer(n=count - 1, made=count, seconds=time.perf_counter() - began)
+    _answer(n=count - 1, seconds=time.perf_counter() - began)
 
 
 async def _enqueue_one_async(program: Program, count: int) -> None:
@@ -119,14 +119,14 @@ async def _enqueue_one_async(program: Program, count: int) -> None:
         await program.aenqueue(number, TEXT)
     seconds = time.perf_counter() - began
     await program.close()
-    _answer(n=count - 1, made=count, seconds=seconds)
+    _answer(n=count - 1, seconds=seconds)
 
 
 def _enqueue_bulk(program: Program, count: int) -> None:
     began = time.perf_counter()
     for first in range(0, count, CHUNK):
         program.enqueue_many(range(first, min(first + CHUNK, count)), TEXT)
-    _answer(n=count, made=count, seconds=time.perf_counter() - began)
+    _answer(n=count, seconds=time.perf_counter() - began)
 
 
 def _latency(program: Program, count: int, limit: float) -> None:

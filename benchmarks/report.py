@@ -34,8 +34,10 @@ def print_report(results: Results) -> bool:
     for one in verdicts:
         table.add_row(*_verdict_row(one)[:-1], f"[{_COLOURS[one.verdict]}]{one.verdict}")
     console.print(table)
-    for line in failures(results):
+    for line in (*failures(results), *too_short(results)):
         console.print(line, markup=False, highlight=False)
+    if results.is_try:
+        console.print("[yellow]a try at a smaller scale: no figure and no verdict above is one", highlight=False)
     return all(one.verdict != "missed" for one in verdicts)
 
 
@@ -86,11 +88,20 @@ def failures(results: Results) -> Iterator[str]:
             yield f"{TITLES[entrant.engine]}: {entrant.name}: {what}: {lines[-1].strip() if lines else error}"
 
 
+def too_short(results: Results) -> Iterator[str]:
+    """Which figures come from a measurement that lasted less than it should."""
+    for entrant in results.entrants.values():
+        for figure, seconds in entrant.short.items():
+            yield f"{TITLES[entrant.engine]}: {entrant.name}: {figure}: a round lasted {seconds:.1f} s only"
+
+
 # The documentation.
 
 
 def write_docs(results: Results, root: Path) -> None:
-    """docs/benchmarks.md, a plot per engine, and the section of the README between its markers."""
+    """docs/benchmarks.md, a plot per engine, and the section of the README between its markers. Not of a mere try."""
+    if results.is_try:
+        raise SystemExit(f"this was a try at scale {results.machine['scale']:g}: it is not written as figures")
     folder = root / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     for engine in results.engines:
@@ -116,11 +127,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _ran(results: Results) -> str:
     said = results.machine
-    short = "" if said.get("scale", 1.0) == 1.0 else f" **A short try (scale {said['scale']:g}): not for figures.**"
     return (
         f"`make bench` on {said.get('at', 'an unknown day')}: {said.get('cores', '?')} cores that client, worker and "
         f"server share, Python {said.get('python', '?')}; median of {said.get('runs', '?')} runs, all contestants in "
-        f"turns.{short}"
+        "turns."
     )
 
 
@@ -188,6 +198,6 @@ def page(results: Results) -> str:
                 ],
             ),
         ]
-    if failed := list(failures(results)):
-        parts += ["## Not measured", "\n".join(f"* {line}" for line in failed)]
+    if failed := [*failures(results), *too_short(results)]:
+        parts += ["## Not measured, or too short", "\n".join(f"* {line}" for line in failed)]
     return "\n\n".join(parts) + "\n"

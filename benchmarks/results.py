@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import ENOUGH
+
 
 @dataclass
 class Entrant:
@@ -18,6 +20,8 @@ class Entrant:
     info: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    short: dict[str, float] = field(default_factory=dict)
+    """Figures of which a round was too short, with the seconds it lasted."""
 
     @property
     def title(self) -> str:
@@ -70,6 +74,13 @@ class Results:
             entrant.info = record["info"]
         else:
             entrant.seen.setdefault(record["figure"], []).append(record["value"])
+            if record.get("seconds", 0.0) < ENOUGH * record.get("wanted", 0.0):
+                entrant.short[record["figure"]] = record["seconds"]
+
+    @property
+    def is_try(self) -> bool:
+        """Whether it was run at a smaller scale: short measurements flatter who needs no time to get warm."""
+        return bool(self.machine.get("scale", 1.0) < 1.0)
 
     @property
     def engines(self) -> Sequence[str]:

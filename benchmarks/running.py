@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from rich.progress import Progress
 
 from benchmarks.contestants import OURS, Contestant, ContestantFailedError, Program
-from benchmarks.figures import MEASURED
+from benchmarks.figures import ENOUGH, MEASURED
 from benchmarks.growth import growth
 from benchmarks.marks import VARIABLE, Marks, memory_folder
 from benchmarks.measure import quiet_progress
@@ -23,12 +23,12 @@ from benchmarks.servers import BACKENDS, Backend
 from benchmarks.snapshot import held_snapshot
 
 DRAIN_SECONDS = 3.0
-ENQUEUE_SECONDS = 1.5
-BULK_SECONDS = 2.0
+ENQUEUE_SECONDS = 2.5
+BULK_SECONDS = 2.5
 TRIAL = 200
-TRIAL_SECONDS = 0.4
-TRIALS = 4
-MOST = 600_000
+TRIALS = 6
+STEP = 20.0
+MOST = 1_000_000
 LATENCIES = 300
 IDLE_SECONDS = 12.0
 BACKLOG = 1_000_000
@@ -56,24 +56,23 @@ class _Sizes:
     scale: float
     counts: dict[str, int] = field(default_factory=dict)
 
-    def found(self, name: str, seconds: float, measure: Callable[[int], tuple[float, float]]) -> int:
-        """Tried out with few jobs first, then with more, until the rate can be told. Of a measurement: jobs a second,
-        and how long it took."""
-        if name not in self.counts:
-            count = TRIAL
-            rate, took = measure(count)
-            for _ in range(TRIALS):
-                if took >= TRIAL_SECONDS * min(1.0, self.scale):
-                    break
-                count = min(MOST, max(int(rate * TRIAL_SECONDS * 1.5), count * 2))
-                rate, took = measure(count)
-            self.counts[name] = max(TRIAL, min(MOST, int(rate * seconds * self.scale)))
-        return self.counts[name]
+    def measured(self, name: str, wanted: float, measure: Callable[[int], Figures]) -> Figures:
+        """The first measurement that lasts long enough. Shorter ones only tell how many jobs that takes.
 
-    def lasted(self, name: str, wanted: float, took: float) -> None:
-        """The next one is longer if this one was much too short."""
-        if took < 0.7 * wanted * self.scale:
-            self.counts[name] = min(MOST, int(self.counts[name] * wanted * self.scale / max(took, 0.05)))
+        A rate from few jobs says little about one from many: a runtime that compiles what runs often does twice as much
+        when it is warm. So no measurement is sized by the rate of a much shorter one and then believed, whatever it
+        lasts.
+        """
+        wanted *= self.scale
+        count = self.counts.get(name, TRIAL)
+        seen = measure(count)
+        for _ in range(TRIALS):
+            if seen["seconds"] >= ENOUGH * wanted or count >= MOST:
+                break
+            count = min(MOST, int(count * min(STEP, 1.2 * wanted / max(seen["seconds"], 0.001))))
+            seen = measure(count)
+        self.counts[name] = count
+        return {**seen, "wanted": wanted}
 
 
 class Run:
@@ -169,35 +168,21 @@ class Run:
 
     @staticmethod
     def _enqueued(bench: Bench, sizes: _Sizes, verb: str, seconds: float) -> Figures:
-        def measure(count: int) -> tuple[float, float]:
-            rate = bench.enqueue(verb, count)[verb]
-            return rate, count / rate
-
-        count = sizes.found(verb, seconds, measure)
-        rate, took = measure(count)
-        sizes.lasted(verb, seconds, took)
-        return {"value": rate, "n": count, "seconds": took}
+        return _as_value(sizes.measured(verb, seconds, lambda count: bench.enqueue(verb, count)))
 
     def _drain(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
         seen = self._drained(bench, sizes, "drain")
-        return {"drain": _as_value(seen, "rate")} | {name: {"value": seen[name]} for name in OF_DRAIN if name in seen}
+        return {"drain": _as_value(seen)} | {name: {"value": seen[name]} for name in OF_DRAIN if name in seen}
 
     def _drain2(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
-        return {"drain2": _as_value(self._drained(bench, sizes, "drain2", workers=2), "rate")}
+        return {"drain2": _as_value(self._drained(bench, sizes, "drain2", workers=2))}
 
     def _sync_drain(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
-        return {"sync_drain": _as_value(self._drained(bench, sizes, "sync_drain", plain=True), "rate")}
+        return {"sync_drain": _as_value(self._drained(bench, sizes, "sync_drain", plain=True))}
 
     @staticmethod
     def _drained(bench: Bench, sizes: _Sizes, name: str, *, workers: int = 1, plain: bool = False) -> Figures:
-        def measure(count: int) -> tuple[float, float]:
-            seen = bench.drain(count, workers=workers, plain=plain)
-            return seen["rate"], seen["seconds"]
-
-        count = sizes.found(name, DRAIN_SECONDS, measure)
-        seen = bench.drain(count, workers=workers, plain=plain)
-        sizes.lasted(name, DRAIN_SECONDS, seen["seconds"])
-        return seen
+        return sizes.measured(name, DRAIN_SECONDS, lambda count: bench.drain(count, workers=workers, plain=plain))
 
     def _latency(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
         """Idle is looked at in the first round only: nothing competes with a worker that does nothing."""
@@ -217,8 +202,8 @@ class Run:
             yield Marks(Path(folder) / "marks")
 
 
-def _as_value(seen: Figures, name: str) -> Figures:
-    return {"value": seen[name], "n": seen["n"], "seconds": seen["seconds"]}
+def _as_value(seen: Figures) -> Figures:
+    return {"value": seen["rate"], **{name: seen[name] for name in ("n", "seconds", "wanted")}}
 
 
 def _takes_part(bench: Bench, group: str) -> bool:
