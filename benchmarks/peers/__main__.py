@@ -50,14 +50,14 @@ def main() -> int:
 def _print_trials(trials: list[Trial]) -> None:
     table = Table("engine", "peer", "version", *VERBS)
     for trial in trials:
-        said = [trial.verbs.get(verb, "") for verb in VERBS]
-        shown = [word if word in {"ok", "none", ""} else "[red]failed" for word in said]
+        said = {verb: trial.verbs.get(verb, "") for verb in VERBS}
+        shown = [word if word in {"ok", "none", ""} else "[red]failed" for word in said.values()]
         table.add_row(trial.entry.engine, trial.entry.name, trial.version, *shown)
     Console(width=160).print(table)
     for trial in trials:
-        for verb, said in trial.verbs.items():
-            if said not in {"ok", "none"}:
-                print(f"{trial.entry.name} on {trial.entry.engine}: {verb}: {said}")
+        for verb, word in trial.verbs.items():
+            if word not in {"ok", "none"}:
+                print(f"{trial.entry.name} on {trial.entry.engine}: {verb}: {word}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,10 @@ class AwaPeer(Peer):
 
     async def setup(self):
         empty_postgres()
-        await awa.migrate(address("BENCH_POSTGRES_URL"))
+        await self.connect_async()
+        await self.client.migrate()
+        await self.client.install_queue_storage()
+        await self.disconnect_async()
 
     def connect(self):
         self.blocking = awa.Client(address("BENCH_POSTGRES_URL"))
