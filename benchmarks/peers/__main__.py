@@ -6,6 +6,7 @@ server is not named is left out. A NAME may say the engine too: `huey@sqlite`.
 """
 
 import argparse
+import signal
 import sys
 
 from rich.console import Console
@@ -36,6 +37,7 @@ def main() -> int:
     outcomes = install(options.names)
     if options.action == "install":
         return 0 if all(outcome.is_installed for outcome in outcomes) else 1
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # no worker outlives this process
     trials = []
     for outcome in outcomes:
         if outcome.is_installed:

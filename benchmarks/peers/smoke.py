@@ -224,7 +224,9 @@ def pending(info: dict[str, Any]) -> int | None:
     if "sql" in how:
         import psycopg
 
-        with psycopg.connect(os.environ[ADDRESSES["postgres"]], autocommit=True) as connection:
+        # a server goes on with a query whose client is gone
+        limit = f"-c statement_timeout={DRAIN_SECONDS:.0f}s"
+        with psycopg.connect(os.environ[ADDRESSES["postgres"]], autocommit=True, options=limit) as connection:
             (count,) = connection.execute(how["sql"]).fetchall()[0]
     elif "sqlite" in how:
         path, query = how["sqlite"]
