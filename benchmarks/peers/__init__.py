@@ -5,6 +5,7 @@ library, all with the same verbs (`adapters/protocol.py` tells them). `memory` i
 `python -m benchmarks.peers smoke [NAME ...]` tries every verb of every peer with tiny numbers.
 """
 
-from benchmarks.peers.memory import PEERS, Peer, PeerMissingError
+from benchmarks.peers.install import PeerMissingError
+from benchmarks.peers.memory import PEERS, Peer
 
 __all__ = ["PEERS", "Peer", "PeerMissingError"]

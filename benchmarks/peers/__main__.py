@@ -6,6 +6,7 @@ server is not named is left out. A NAME may say the engine too: `huey@sqlite`.
 """
 
 import argparse
+import signal
 import sys
 
 from rich.console import Console
@@ -36,6 +37,7 @@ def main() -> int:
     outcomes = install(options.names)
     if options.action == "install":
         return 0 if all(outcome.is_installed for outcome in outcomes) else 1
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # no worker outlives this process
     trials = []
     for outcome in outcomes:
         if outcome.is_installed:
@@ -50,14 +52,14 @@ def main() -> int:
 def _print_trials(trials: list[Trial]) -> None:
     table = Table("engine", "peer", "version", *VERBS)
     for trial in trials:
-        said = [trial.verbs.get(verb, "") for verb in VERBS]
-        shown = [word if word in {"ok", "none", ""} else "[red]failed" for word in said]
+        said = {verb: trial.verbs.get(verb, "") for verb in VERBS}
+        shown = [word if word in {"ok", "none", ""} else "[red]failed" for word in said.values()]
         table.add_row(trial.entry.engine, trial.entry.name, trial.version, *shown)
     Console(width=160).print(table)
     for trial in trials:
-        for verb, said in trial.verbs.items():
-            if said not in {"ok", "none"}:
-                print(f"{trial.entry.name} on {trial.entry.engine}: {verb}: {said}")
+        for verb, word in trial.verbs.items():
+            if word not in {"ok", "none"}:
+                print(f"{trial.entry.name} on {trial.entry.engine}: {verb}: {word}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,7 @@ _STEPS = {
 }
 
 
-def _wait(condition: Any, complaint: Any) -> None:
+def _wait(condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
     deadline = time.monotonic() + DRAIN_SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -224,13 +224,14 @@ def pending(info: dict[str, Any]) -> int | None:
     if "sql" in how:
         import psycopg
 
-        with psycopg.connect(os.environ[ADDRESSES["postgres"]], autocommit=True) as connection:
-            (count,) = connection.execute(how["sql"]).fetchone() or (0,)
+        # a server goes on with a query whose client is gone
+        limit = f"-c statement_timeout={DRAIN_SECONDS:.0f}s"
+        with psycopg.connect(os.environ[ADDRESSES["postgres"]], autocommit=True, options=limit) as connection:
+            (count,) = connection.execute(how["sql"]).fetchall()[0]
     elif "sqlite" in how:
         path, query = how["sqlite"]
-        connection = sqlite3.connect(path)
-        (count,) = connection.execute(query).fetchone()
-        connection.close()
+        with closing(sqlite3.connect(path)) as file:
+            count = file.execute(query).fetchone()[0]
     else:
         import redis
 

@@ -8,7 +8,7 @@ const { PgBoss } = require('pg-boss');
 const { mark, address, version, variant, emptyPostgres, main } = require('./protocol.js');
 
 const QUEUE = 'bench';
-const [LOOPS, BATCH] = (variant || '1-1000').split('-').map(Number);
+const [LOOPS, BATCH] = (variant || '2-5000').split('-').map(Number);
 
 function create(options) {
   const boss = new PgBoss({ connectionString: address('BENCH_POSTGRES_URL'), ...options });
