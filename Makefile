@@ -2,6 +2,8 @@
 #
 #   PYTHON=python3.12   the interpreter for .venv (default: the first of python3.11, 3.12, 3.13, python3 that is >= 3.11)
 #   ARGS="-k lease"     more arguments for the program behind `test`, `chaos`, `mutants`, `bench` and `run`
+#   ENGINE=redis,sqlite PEERS=none|all|bullmq,huey RUNS=1 SCALE=0.05 FIGURES=drain,latency
+#                       with `bench`: a part of it (default: every engine, its three best peers, three runs)
 #   UPGRADE=1           with `lock`: take the newest versions instead of keeping the pinned ones
 
 SHELL := /bin/bash
@@ -13,6 +15,11 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?=
 ARGS ?=
 UPGRADE ?=
+ENGINE ?=
+PEERS ?=
+RUNS ?=
+SCALE ?=
+FIGURES ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,8 +59,11 @@ check: $(READY)  ## formatting, lint, types and the direction of imports
 	@$(BIN)/python -m mypy --strict src tests
 	@$(BIN)/lint-imports --no-logo
 
-bench: $(READY)  ## run the benchmarks
-	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks $(ARGS)
+bench: $(READY)  ## measure every engine beside its peers: ENGINE=redis PEERS=bullmq,taskiq for a part
+	@scripts/install_servers
+	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks run $(if $(ENGINE),--engine $(ENGINE)) $(if $(PEERS),--peers $(PEERS)) \
+		$(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
+	@echo "all of it again: .venv/bin/python -m benchmarks report"
 
 lock: $(CREATED)  ## pin all development requirements again, with hashes (UPGRADE=1: newest versions)
 	@$(BIN)/python -c 'import piptools' 2>/dev/null || $(PIP) install pip-tools

@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 
 from benchmarks.measure import Figures, in_turns, median, quiet_progress, rate, scaled
-from benchmarks.postgres_backlog import HOUR, PAYLOAD, UUID7, WEEK, Connection, fill_finished, store_time
+from benchmarks.studies.postgres_backlog import HOUR, PAYLOAD, UUID7, WEEK, Connection, fill_finished, store_time
 from holdfast.job import DEFAULT_MAX_RETRIES, DEFAULT_PRIORITY, DEFAULT_RETENTION
 from holdfast.ports import SYSTEM
 from holdfast.stores.postgres import PostgresStore

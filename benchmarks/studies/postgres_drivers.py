@@ -22,7 +22,7 @@ import psycopg
 from rich.progress import Progress
 
 from benchmarks.measure import Figures, in_turns, median, quiet_progress, scaled
-from benchmarks.postgres_backlog import PAYLOAD, UUID7, fill_just_enqueued
+from benchmarks.studies.postgres_backlog import PAYLOAD, UUID7, fill_just_enqueued
 from holdfast.job import NewJob
 from holdfast.lifecycle import Applied, Succeeded, settle
 from holdfast.policy import RetryPolicy

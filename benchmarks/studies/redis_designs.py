@@ -23,7 +23,7 @@ import msgspec
 import redis
 
 from benchmarks.measure import quiet_progress, scaled
-from benchmarks.redis_memory import PAYLOAD
+from benchmarks.studies.redis_memory import PAYLOAD
 from holdfast.job import NewJob
 from holdfast.ports import SYSTEM
 from holdfast.stores.redis.records import body_of

@@ -8,16 +8,12 @@ tables are ANALYZEd. The figures are from 20 s before the snapshot and from its 
 """
 
 import asyncio
-import os
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import psycopg
-from rich.progress import Progress
 
+from benchmarks.measuring import Figures
 from holdfast.failures import Failure
 from holdfast.job import Job, NewJob
 from holdfast.lifecycle import Failed, Succeeded, settle
@@ -25,9 +21,8 @@ from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, Session
 from holdfast.stores.postgres import PostgresStore
-from tests.servers import PostgresServer
 
-BEFORE, HELD, MEASURED = 25.0, float(os.environ.get("HELD_SECONDS", "120")), 20.0
+MEASURED, SETTLES = 20.0, 5.0
 BATCH = 500
 READY = 10_000
 PAYLOAD = b'{"n":12345,"s":"abcdefghijklmnopqrstuvwxyzabcdef"}'
@@ -118,52 +113,43 @@ def _new() -> NewJob:
     return NewJob(id=SYSTEM.ids.job_id(), task="noop", payload=PAYLOAD, max_retries=1_000)
 
 
-async def _measure(url: str, progress: Progress) -> dict[str, Any]:
+async def _measure(url: str, held_seconds: float) -> Figures:
+    measured = min(MEASURED, held_seconds / 2)
+    before_seconds = measured + SETTLES
     async with PostgresStore(url) as store:
         load = Load(store, url)
         began = time.monotonic()
-        running = asyncio.ensure_future(load.run(BEFORE + HELD + 2))
-        bar = progress.add_task("before the snapshot", total=BEFORE + HELD)
+        end = before_seconds + held_seconds
+        running = asyncio.ensure_future(load.run(end + 2))
 
         async def until(seconds: float) -> None:
-            while (now := time.monotonic() - began) < seconds and not running.done():
-                progress.update(bar, completed=now)
-                await asyncio.sleep(0.2)
+            left = began + seconds - time.monotonic()
+            await asyncio.wait([running], timeout=max(0.0, left))
 
-        await until(BEFORE)
-        before = load.rate(began + BEFORE - MEASURED, began + BEFORE)
+        await until(before_seconds)
+        before = load.rate(began + before_seconds - measured, began + before_seconds)
         async with await psycopg.AsyncConnection.connect(url) as holder:
             await holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             await holder.execute("SELECT count(*) FROM holdfast_waiting")
-            progress.update(bar, description=f"snapshot held, {before:,.0f} jobs/s before it")
-            await until(BEFORE + HELD / 2)
+            await until(before_seconds + held_seconds / 2)
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
                 await other.execute("ANALYZE")
-            await until(BEFORE + HELD)
-            end = began + BEFORE + HELD
-            held = load.rate(end - MEASURED, end)
-            slowest = load.slowest_claim(end - MEASURED, end)
+            await until(end)
+            held = load.rate(began + end - measured, began + end)
+            slowest = load.slowest_claim(began + end - measured, began + end)
         await running
     return {
-        "before": before,
-        "held": held,
-        "slowest_claim_ms": round(1000 * slowest),
-        "late_jobs": len(load.late_waits),
-        "longest_late_wait_ms": round(1000 * max(load.late_waits, default=0.0)),
+        "snapshot": held / before,
+        "snapshot_before": before,
+        "snapshot_held": held,
+        "snapshot_slowest_claim_ms": 1000 * slowest,
+        "snapshot_late_wait_ms": 1000 * max(load.late_waits, default=0.0),
     }
 
 
-def run(folder: Path) -> Iterator[dict[str, Any]]:
-    """One result: the rate in the last seconds of a held snapshot beside that before it."""
-    with Progress(transient=True) as progress, PostgresServer() as server:
-        measured = asyncio.run(_measure(server.url, progress))
-    yield {
-        "benchmark": f"postgres: claim + settle, last {MEASURED:.0f} s of a snapshot held for {HELD:.0f} s; "
-        f"slowest claim {measured['slowest_claim_ms']} ms, "
-        f"late commits seen within {measured['longest_late_wait_ms']} ms",
-        "ours": measured["held"],
-        "reference": measured["before"],
-        "ratio": measured["held"] / measured["before"],
-        "unit": "jobs/s",
-        "target": 0.8,
-    }
+def held_snapshot(url: str, held_seconds: float) -> Figures:
+    """The rate in the last seconds of a held snapshot beside that before it (`snapshot`), and what is behind it.
+
+    That is the two rates, the slowest claim, and how long a job that was committed late had to wait.
+    """
+    return asyncio.run(_measure(url, held_seconds))

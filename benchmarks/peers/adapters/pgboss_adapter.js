@@ -1,0 +1,53 @@
+// pg-boss on PostgreSQL: large batches, fetched without a pause while they are full, woken by NOTIFY.
+//
+// The variant is LOOPS-BATCH: how many loops `work` runs in the process, and how many jobs each fetches at once.
+'use strict';
+
+const pg = require('pg');
+const { PgBoss } = require('pg-boss');
+const { mark, address, version, variant, emptyPostgres, main } = require('./protocol.js');
+
+const QUEUE = 'bench';
+const [LOOPS, BATCH] = (variant || '2-5000').split('-').map(Number);
+
+function create(options) {
+  const boss = new PgBoss({ connectionString: address('BENCH_POSTGRES_URL'), ...options });
+  boss.on('error', (error) => console.error(error));
+  return boss;
+}
+let producer;
+
+main({
+  info: () => ({
+    lib: 'pg-boss',
+    version: version('pg-boss'),
+    backend: 'postgres',
+    settings: `localConcurrency ${LOOPS}, batchSize ${BATCH}, burstWhenBatchFull, useListenNotify with a notify queue`,
+    durability: 'active, then completed (the row is kept); what is active too long, 15 minutes, is retried',
+    threads: false,
+    pending: { sql: "SELECT count(*) FROM pgboss.job WHERE state < 'completed'" },
+  }),
+  async setup() {
+    await emptyPostgres(pg);
+    const boss = create({});
+    await boss.start();
+    await boss.createQueue(QUEUE, { notify: true });
+    await boss.stop({ graceful: false });
+  },
+  async open() {
+    producer = create({ supervise: false, schedule: false });
+    await producer.start();
+  },
+  close: () => producer.stop({ graceful: false }),
+  enqueue: (i, s) => producer.send(QUEUE, { i, s }),
+  enqueueMany: (items) => producer.insert(QUEUE, items.map(([i, s]) => ({ data: { i, s } }))),
+  async worker(plain) {
+    const handler = (jobs) => {
+      for (let index = 0; index < jobs.length; index++) mark();
+    };
+    const boss = create({ useListenNotify: true });
+    await boss.start();
+    const options = { localConcurrency: LOOPS, batchSize: BATCH, pollingIntervalSeconds: 0.5, burstWhenBatchFull: true };
+    await boss.work(QUEUE, options, plain ? handler : async (jobs) => handler(jobs));
+  },
+});

@@ -1,0 +1,245 @@
+"""A run: every figure of an engine, the contestants in turns, one JSON line per measurement."""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.progress import Progress
+
+from benchmarks.contestants import OURS, Contestant, ContestantFailedError, Program
+from benchmarks.figures import ENOUGH, MEASURED
+from benchmarks.growth import growth
+from benchmarks.marks import VARIABLE, Marks, memory_folder
+from benchmarks.measure import quiet_progress
+from benchmarks.measuring import Bench, Figures
+from benchmarks.servers import BACKENDS, Backend
+from benchmarks.snapshot import held_snapshot
+
+DRAIN_SECONDS = 3.0
+ENQUEUE_SECONDS = 2.5
+BULK_SECONDS = 2.5
+TRIAL = 200
+TRIALS = 6
+STEP = 20.0
+MOST = 1_000_000
+LATENCIES = 300
+IDLE_SECONDS = 12.0
+BACKLOG = 1_000_000
+HELD_SECONDS = 120.0
+
+OF_DRAIN = ("cpu", "rss", "rss_process", "wal_bytes", "commits", "dead_rows")
+
+
+@dataclass
+class Plan:
+    """What is asked for."""
+
+    engine: str
+    peers: Sequence[Contestant] = ()
+    missing: Sequence[tuple[str, str]] = ()
+    runs: int = 3
+    scale: float = 1.0
+    groups: Sequence[str] = MEASURED
+
+
+@dataclass
+class _Sizes:
+    """How many jobs each measurement of a contestant takes, so that it lasts as long as it should."""
+
+    scale: float
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def measured(self, name: str, wanted: float, measure: Callable[[int], Figures]) -> Figures:
+        """The first measurement that lasts long enough. Shorter ones only tell how many jobs that takes.
+
+        A rate from few jobs says little about one from many: a runtime that compiles what runs often does twice as much
+        when it is warm. So no measurement is sized by the rate of a much shorter one and then believed, whatever it
+        lasts.
+        """
+        wanted *= self.scale
+        count = self.counts.get(name, TRIAL)
+        seen = measure(count)
+        for _ in range(TRIALS):
+            if seen["seconds"] >= ENOUGH * wanted or count >= MOST:
+                break
+            count = min(MOST, int(count * min(STEP, 1.2 * wanted / max(seen["seconds"], 0.001))))
+            seen = measure(count)
+        self.counts[name] = count
+        return {**seen, "wanted": wanted}
+
+
+class Run:
+    """One engine."""
+
+    def __init__(self, plan: Plan, out: TextIO, progress: Progress) -> None:
+        self._plan = plan
+        self._out = out
+        self._progress = progress
+        self._bar = progress.add_task(plan.engine, total=None)
+
+    def run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as text, self._marks() as marks:
+            folder = Path(text)
+            with BACKENDS[self._plan.engine](folder) as backend:
+                benches = list(self._benches(backend, marks, folder))
+                for group in self._plan.groups:
+                    self._group(group, backend, benches)
+        self._progress.remove_task(self._bar)
+
+    def _benches(self, backend: Backend, marks: Marks, logs: Path) -> Iterator[Bench]:
+        for name, reason in self._plan.missing:
+            self._write(contestant=name, kind="peer", figure="info", error=reason)
+        environment = {**backend.environment(), VARIABLE: str(marks.path)}
+        for contestant in (*OURS.get(self._plan.engine, ()), *self._plan.peers):
+            try:
+                program = Program(contestant, environment, logs)
+            except ContestantFailedError as error:
+                self._write(contestant=contestant.name, kind=contestant.kind, figure="info", error=str(error))
+                continue
+            info = {name: value for name, value in program.info.items() if name not in ("pending", "verbs")}
+            self._write(contestant=contestant.name, kind=contestant.kind, figure="info", info=info)
+            yield Bench(backend, program, marks)
+
+    def _group(self, group: str, backend: Backend, benches: Sequence[Bench]) -> None:
+        match group:
+            case "growth":
+                if self._plan.engine != "memory":
+                    self._ours(group, lambda: growth(self._growing(backend), self._backlog()))
+            case "snapshot":
+                if self._plan.engine == "postgres":
+                    backend.clean()
+                    self._ours(group, lambda: held_snapshot(backend.url, HELD_SECONDS * self._plan.scale))
+            case _:
+                measure = getattr(self, f"_{group}")
+                self._in_turns(group, [bench for bench in benches if _takes_part(bench, group)], measure)
+
+    def _growing(self, backend: Backend) -> str:
+        backend.clean()
+        return backend.url
+
+    def _backlog(self) -> int:
+        return max(2_000, int(BACKLOG * self._plan.scale))
+
+    def _ours(self, group: str, measure: Callable[[], Figures]) -> None:
+        """A figure of ours alone, which compares within itself: once."""
+        self._progress.update(self._bar, description=f"{self._plan.engine}: {group}", refresh=True)
+        try:
+            for figure, value in measure().items():
+                self._write(contestant="holdfast", kind="holdfast", figure=figure, run=0, value=value)
+        except Exception as error:
+            self._write(contestant="holdfast", kind="holdfast", figure=group, error=repr(error))
+
+    def _in_turns(
+        self, group: str, benches: list[Bench], measure: Callable[[Bench, _Sizes, int], dict[str, Figures]]
+    ) -> None:
+        """Every contestant in every round; each round begins with the next of them. Who fails is out of this group."""
+        sizes = {bench.program.contestant.name: _Sizes(self._plan.scale) for bench in benches}
+        for number in range(self._plan.runs):
+            first = number % max(1, len(benches))
+            for bench in (*benches[first:], *benches[:first]):
+                contestant = bench.program.contestant
+                where = f"{self._plan.engine}: {group}, round {number + 1} of {self._plan.runs}: {contestant.name}"
+                self._progress.update(self._bar, description=where, refresh=True)
+                try:
+                    for figure, seen in measure(bench, sizes[contestant.name], number).items():
+                        self._write(contestant=contestant.name, kind=contestant.kind, figure=figure, run=number, **seen)
+                except ContestantFailedError as error:
+                    self._write(contestant=contestant.name, kind=contestant.kind, figure=group, error=str(error))
+                    benches = [other for other in benches if other is not bench]
+
+    # The groups: what one contestant shows in one round, by figure.
+
+    def _enqueue(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
+        return {
+            verb: self._enqueued(bench, sizes, verb, ENQUEUE_SECONDS)
+            for verb in ("enqueue_one", "enqueue_one_async")
+            if bench.program.can(verb)
+        }
+
+    def _enqueue_bulk(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
+        return {"enqueue_bulk": self._enqueued(bench, sizes, "enqueue_bulk", BULK_SECONDS)}
+
+    @staticmethod
+    def _enqueued(bench: Bench, sizes: _Sizes, verb: str, seconds: float) -> Figures:
+        return _as_value(sizes.measured(verb, seconds, lambda count: bench.enqueue(verb, count)))
+
+    def _drain(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
+        seen = self._drained(bench, sizes, "drain")
+        return {"drain": _as_value(seen)} | {name: {"value": seen[name]} for name in OF_DRAIN if name in seen}
+
+    def _drain2(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
+        return {"drain2": _as_value(self._drained(bench, sizes, "drain2", workers=2))}
+
+    def _sync_drain(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
+        return {"sync_drain": _as_value(self._drained(bench, sizes, "sync_drain", plain=True))}
+
+    @staticmethod
+    def _drained(bench: Bench, sizes: _Sizes, name: str, *, workers: int = 1, plain: bool = False) -> Figures:
+        return sizes.measured(name, DRAIN_SECONDS, lambda count: bench.drain(count, workers=workers, plain=plain))
+
+    def _latency(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
+        """Idle is looked at in the first round only: nothing competes with a worker that does nothing."""
+        count = max(40, int(LATENCIES * self._plan.scale))
+        idle = max(5.0, IDLE_SECONDS * self._plan.scale) if number == 0 else 0.0
+        return {name: {"value": value} for name, value in bench.latency(count, idle).items()}
+
+    def _write(self, **fields: Any) -> None:
+        fields = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in fields.items()}
+        self._out.write(json.dumps({"engine": self._plan.engine, **fields}) + "\n")
+        self._out.flush()
+
+    @staticmethod
+    @contextmanager
+    def _marks() -> Iterator[Marks]:
+        with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=memory_folder()) as folder:
+            yield Marks(Path(folder) / "marks")
+
+
+def _as_value(seen: Figures) -> Figures:
+    return {"value": seen["rate"], **{name: seen[name] for name in ("n", "seconds", "wanted")}}
+
+
+def _takes_part(bench: Bench, group: str) -> bool:
+    """A bare loop is one process with coroutines; who lives in one process has no server to ask."""
+    program = bench.program
+    bare, alone = program.contestant.kind == "bare", bool(program.info.get("fills_itself"))
+    match group:
+        case "enqueue":
+            return program.can("enqueue_one") or program.can("enqueue_one_async")
+        case "enqueue_bulk":
+            return program.can("enqueue_bulk")
+        case "drain2":
+            return not bare and not alone
+        case "sync_drain":
+            return bool(program.info.get("threads"))
+        case "latency":
+            return not bare and not alone
+    return True
+
+
+def machine() -> dict[str, Any]:
+    """On what it ran."""
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+
+
+def run(plans: Sequence[Plan], path: Path) -> None:
+    """All engines, one after the other, into one file that begins anew."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as out, quiet_progress() as progress:
+        first = plans[0]
+        said = {**machine(), "runs": first.runs, "scale": first.scale}
+        out.write(json.dumps({"engine": "", "figure": "machine", "info": said}) + "\n")
+        for plan in plans:
+            Run(plan, out, progress).run()

@@ -1,0 +1,1 @@
+"""Studies: single benchmarks behind a decision record or a figure of the documentation."""
