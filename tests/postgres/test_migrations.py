@@ -95,6 +95,30 @@ def test_six_processes_at_once(url: str) -> None:
             assert applied(database) == NUMBERS
 
 
+def test_who_waited_for_the_lock_sees_what_was_made_meanwhile(url: str) -> None:
+    """A migration of one table: so little happens that the server has no other reason to tell its sessions."""
+    one_table = [Migration(NUMBERS[0], "one", "SELECT 1")]
+    problems: list[Exception] = []
+    with contextlib.closing(Database(url, "waited")) as database, raw(url) as first, raw(url) as second:
+
+        def migrate_second() -> None:
+            try:
+                migrate.migrate(second, "waited", where="here", migrations=one_table)
+            except Exception as problem:
+                problems.append(problem)
+
+        migrating = threading.Thread(target=migrate_second)
+        with first.transaction():
+            first.execute("SELECT pg_advisory_xact_lock(hashtextextended('waited_schema', 0))")
+            migrating.start()
+            while not database.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+                assert migrating.is_alive()
+            migrate.migrate(first, "waited", where="here", migrations=one_table)
+        migrating.join(30)
+        assert problems == []
+        assert applied(database) == NUMBERS[:1]
+
+
 def test_six_threads_of_one_store(database: Database) -> None:
     store = database.store()
     problems: list[BaseException] = []

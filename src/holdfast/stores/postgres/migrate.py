@@ -39,7 +39,10 @@ def refuse_unsafe(connection: psycopg.Connection[Any], *, where: str) -> None:
 
 def schema_number(connection: psycopg.Connection[Any], namespace: str) -> int:
     """The number of the last migration applied; 0 for a database without our tables. It only reads."""
-    there = connection.execute("SELECT to_regclass(%s::text) IS NOT NULL", (f"{namespace}_schema",)).fetchone()
+    # FROM pg_class: a server that remembers that there was no such table hears of a new one when it opens a table, and
+    # not while it waits for our lock.
+    text = "SELECT to_regclass(%s::text) IS NOT NULL FROM pg_class LIMIT 1"
+    there = connection.execute(text, (f"{namespace}_schema",)).fetchone()
     if not there or not there[0]:
         return 0
     row = connection.execute(f"SELECT max(number) FROM {namespace}_schema".encode()).fetchone()
