@@ -177,8 +177,9 @@ def test_a_supervisor_that_cannot_replace_a_process_keeps_the_others_and_nothing
 # Copies of a worker.
 
 
-def test_handlers_that_are_ready_to_run_do_not_run_in_a_copy_of_the_worker(world: World) -> None:
-    worker = world.start(["tests.worker.modules.alone"])
+@pytest.mark.parametrize("loop", [{}, {"no_uvloop": 1}], ids=["uvloop", "asyncio"])
+def test_handlers_that_are_ready_to_run_do_not_run_in_a_copy_of_the_worker(world: World, loop: dict[str, int]) -> None:
+    worker = world.start(["tests.worker.modules.alone"], **loop)
     worker.wait_for("worker started")
     fork = world.enqueue("fork_when_all_are_set")
     world.wait_for_entry(fork)

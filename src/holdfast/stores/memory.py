@@ -50,6 +50,9 @@ from holdfast.store import (
 from holdfast.stores.waiting import WaitingJobs
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
+_READY, _IN_FLIGHT, _CLAIMED, _APPLIED = State.READY, State.IN_FLIGHT, Reason.CLAIMED, Applied.APPLIED
+"""For what is done with every job: looking up a member of an enumeration costs as much as a comparison."""
+
 
 class Snapshot(TypedDict):
     """The waiting jobs at one moment."""
@@ -310,8 +313,8 @@ class MemoryStore:
     def _hand_over(self, job: Job, session_id: SessionId, now: int) -> Job:
         claimed = replace(
             job,
-            state=State.IN_FLIGHT,
-            reason=Reason.CLAIMED,
+            state=_IN_FLIGHT,
+            reason=_CLAIMED,
             session_id=session_id,
             version=job.version + 1,
             claimed_at=now,
@@ -331,19 +334,13 @@ class MemoryStore:
         return answers
 
     def _standing(self, job: Job) -> Standing:
-        return Standing(
-            state=job.state,
-            reason=job.reason,
-            version=job.version,
-            session_id=job.session_id,
-            session_open=self._is_open(job.session_id),
-            cancel_asked=job.cancel_asked,
-        )
+        open_session = self._is_open(job.session_id)
+        return Standing(job.state, job.reason, job.version, job.session_id, open_session, job.cancel_asked)
 
     def _apply_one(self, move: Move, now: int) -> Applied:
         job = self._jobs.get(move.job_id)
         verdict = judge(move, self._standing(job) if job else None)
-        if job is None or verdict is not Applied.APPLIED:
+        if job is None or verdict is not _APPLIED:
             return verdict
         if job.key and move.key_change is KeyChange.TAKE:
             holder = self._key_holder(job.queue, job.key.text, now)
@@ -355,7 +352,7 @@ class MemoryStore:
             if holder and holder.job_id == job.id:
                 del self._keys[job.queue, job.key.text]
 
-        goes_back = move.to is State.READY
+        goes_back = move.to is _READY
         moved = replace(
             job,
             state=move.to,
@@ -372,16 +369,16 @@ class MemoryStore:
             run_at=job.run_at if move.delay is None else now + move.delay,
             ended_at=None if goes_back else now,
         )
-        if job.state is State.READY:
+        if job.state is _READY:
             self._waiting.remove(job, now)
-        elif job.state is State.IN_FLIGHT:
+        elif job.state is _IN_FLIGHT:
             self._let_go(job)
         if goes_back:
             self._waiting.add(moved, now)
         self._jobs[job.id] = moved
         for following in move.then:
             self._insert_one(following, now, None)
-        return Applied.APPLIED
+        return _APPLIED
 
     def _let_go(self, job: Job) -> None:
         holder = job.session_id or ""

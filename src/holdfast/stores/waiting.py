@@ -90,10 +90,13 @@ class WaitingJobs:
         """Take up to `most` due jobs out of the lane, in its order."""
         heap = self.due.get(lane, [])
         pulled: list[Job] = []
+        jobs, entries = self._jobs, self._entries
         while heap and len(pulled) < most:
-            if job := self._current(heapq.heappop(heap)):
-                self._forget(job)
-                pulled.append(job)
+            entry = heapq.heappop(heap)
+            if entries.get(entry[1]) is entry:
+                del entries[entry[1]]
+                pulled.append(jobs.pop(entry[1]))
+        self.depth[lane.queue] -= len(pulled)
         if not heap:
             self.due.pop(lane, None)
         return pulled

@@ -20,8 +20,9 @@ class _Waiter(msgspec.Struct, eq=False):
 
 def queues_fed(moves: Collection[Move]) -> set[str]:
     """The queues in which these moves may have put claimable jobs."""
-    fed = {move.queue for move in moves if move.to is State.READY}
-    return fed.union(following.queue for move in moves for following in move.then)
+    ready = State.READY
+    fed = {move.queue for move in moves if move.to is ready}
+    return fed.union(following.queue for move in moves if move.then for following in move.then)
 
 
 class WakeupHub:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from holdfast.config import WorkerSettings
 from holdfast.observe.logging import configure
 from tests.worker.modules.everything import app
+
+if "HOLDFAST_TEST_NO_UVLOOP" in os.environ:
+    sys.modules["uvloop"] = None  # type: ignore[assignment]  # as if it were not installed
 
 if __name__ == "__main__":
     logs = configure(format="json")
