@@ -69,7 +69,7 @@ async def test_calls_that_are_under_way_end_before_the_store_does(rig: Rig, redi
     assert [error for error in ended if isinstance(error, BaseException)] == []
     assert {answer.status for inserted in ended for answer in inserted} == {InsertStatus.CREATED}  # type: ignore[union-attr]
     [counts] = await rig.store.counts()
-    assert counts.ready == 3000
+    assert counts.ready == 12_000
 
 
 # Waiting.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import SchemaOutdated, UnsafeStore
+from holdfast.errors import SchemaOutdated, StoreError, UnsafeStore
 from holdfast.failures import Failure
 from holdfast.job import NewJob, State
 from holdfast.lifecycle import Applied, Failed, Move, Released, Succeeded
@@ -212,3 +212,13 @@ async def test_a_job_of_the_same_microsecond_does_not_take_the_short_way(rig: Ri
         await rig.store.insert([rig.new(id=job_id)])
     assert client.llen(key("ready:5")) == 1
     assert await rig.claim_ids(await rig.session(), 10) == [first, second, third]
+
+
+async def test_a_counter_that_somebody_spoilt_leaves_no_half_of_a_job(rig: Rig, client: Any) -> None:
+    await rig.add()
+    client.hset(key("meta"), "waiting", "many")
+    job = rig.new()
+    with pytest.raises(StoreError):
+        await rig.store.insert([job])
+    assert client.hget(key("jobs"), job.id) is None
+    assert client.zscore(key("index"), job.id) is None
