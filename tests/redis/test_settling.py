@@ -12,7 +12,7 @@ import pytest
 from holdfast.errors import SchemaOutdated, StoreError, UnsafeStore
 from holdfast.failures import Failure
 from holdfast.job import NewJob, State
-from holdfast.lifecycle import Applied, Failed, Move, Released, Succeeded
+from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Succeeded
 from holdfast.store import InsertStatus
 from holdfast.stores.redis import RedisStore, opening
 from holdfast.testing.suite import Rig
@@ -60,7 +60,7 @@ async def test_groups_of_all_kinds_in_one_batch(rig: Rig) -> None:
     await rig.add_many(6)
     jobs = await rig.claim(await rig.session(), 6)
     follower = rig.new()
-    outcomes = [
+    outcomes: list[Outcome] = [
         Succeeded(b"1"),
         Failed(Failure(0, 1, "E", "no")),
         Succeeded(b"1"),
