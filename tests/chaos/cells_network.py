@@ -32,8 +32,8 @@ class _Marks(msgspec.Struct, frozen=True):
     commit: re.Pattern[bytes] | None = None
 
 
-def _script(name: str) -> re.Pattern[bytes]:
-    return re.compile(re.escape(load_scripts()[name].sha.encode()))
+def _script(*names: str) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(re.escape(load_scripts()[name].sha.encode()) for name in names))
 
 
 _MARKS = {
@@ -44,7 +44,7 @@ _MARKS = {
         re.compile(rb"INSERT INTO holdfast_ended"),
         re.compile(rb"COMMIT"),
     ),
-    "redis": _Marks(_script("insert"), _script("claim"), _script("apply")),
+    "redis": _Marks(_script("insert", "put"), _script("claim"), _script("apply")),
 }
 
 

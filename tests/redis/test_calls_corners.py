@@ -61,7 +61,7 @@ def test_a_blocking_call_ends_at_its_deadline_although_bytes_keep_coming(trickli
 
 async def test_calls_that_are_under_way_end_before_the_store_does(rig: Rig, redis_server: RedisServer) -> None:
     async with store_at(f"{redis_server.url}?namespace={NAMESPACE}") as store:
-        inserts = [asyncio.ensure_future(store.insert([rig.new() for _ in range(1000)])) for _ in range(3)]
+        inserts = [asyncio.ensure_future(store.insert([rig.new() for _ in range(1000)])) for _ in range(12)]
         await asyncio.sleep(0.01)
         assert not all(insert.done() for insert in inserts)
     async with asyncio.timeout(10):
@@ -69,7 +69,7 @@ async def test_calls_that_are_under_way_end_before_the_store_does(rig: Rig, redi
     assert [error for error in ended if isinstance(error, BaseException)] == []
     assert {answer.status for inserted in ended for answer in inserted} == {InsertStatus.CREATED}  # type: ignore[union-attr]
     [counts] = await rig.store.counts()
-    assert counts.ready == 3000
+    assert counts.ready == 12_000
 
 
 # Waiting.

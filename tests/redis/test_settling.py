@@ -1,22 +1,24 @@
-"""Settlements that succeed take a short way through `apply.lua`, and jobs that end together expire together: what must
+"""Settlements that succeed and single inserts take a short way, and jobs that end together expire together: what must
 be the same as on the long way.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from holdfast.errors import SchemaOutdated, UnsafeStore
+from holdfast.errors import SchemaOutdated, StoreError, UnsafeStore
 from holdfast.failures import Failure
-from holdfast.job import State
-from holdfast.lifecycle import Applied, Failed, Move, Released, Succeeded
+from holdfast.job import NewJob, State
+from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Succeeded
+from holdfast.store import InsertStatus
 from holdfast.stores.redis import RedisStore, opening
 from holdfast.testing.suite import Rig
 from tests.redis.conftest import NAMESPACE
 from tests.redis.fake import FORWARD, FakeServer, text
-from tests.redis.helpers import later_by, outside, store_at
+from tests.redis.helpers import later_by, outside, store_at, with_clock
 from tests.servers import RedisServer
 
 WEEK = 7 * 24 * 3600 * 1_000_000
@@ -58,7 +60,7 @@ async def test_groups_of_all_kinds_in_one_batch(rig: Rig) -> None:
     await rig.add_many(6)
     jobs = await rig.claim(await rig.session(), 6)
     follower = rig.new()
-    outcomes = [
+    outcomes: list[Outcome] = [
         Succeeded(b"1"),
         Failed(Failure(0, 1, "E", "no")),
         Succeeded(b"1"),
@@ -165,3 +167,58 @@ async def test_a_server_that_cannot_count_microseconds_is_refused(redis_server: 
         with pytest.raises(UnsafeStore, match="32 bits"):
             await store.counts()
         store.close()
+
+
+# The short way of an insert.
+
+
+async def test_one_job_takes_the_short_way_and_looks_the_same(rig: Rig, client: Any) -> None:
+    assert isinstance(rig.store, RedisStore)
+    await rig.add()
+    several = await rig.add_many(2, correlation_id="c", max_retries=7, retention=WEEK // 2)
+    one = rig.new(correlation_id="c", max_retries=7, retention=WEEK // 2)
+    put = rig.store._verbs.put([one])
+    assert put is not None
+    [inserted] = await rig.store._connections.run(put)
+    assert (inserted.job_id, inserted.status) == (one.id, InsertStatus.CREATED)
+    alike = [client.hget(key("jobs"), job_id).split(b"\t", 2)[2] for job_id in (several[0], one.id)]
+    assert alike[0] == alike[1]
+    assert (await rig.claim_ids(await rig.session(), 10))[-1] == one.id
+    [counts] = await rig.store.counts()
+    assert (counts.ready, counts.in_flight) == (0, 4)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_the_same_job_twice_on_the_short_way(rig: Rig, client: Any, blocking: bool) -> None:
+    async def insert(job: NewJob) -> InsertStatus:
+        if blocking:
+            [inserted] = await asyncio.to_thread(rig.store.insert_blocking, [job])
+        else:
+            [inserted] = await rig.store.insert([job])
+        return inserted.status
+
+    await rig.add()
+    job = rig.new()
+    assert [await insert(job), await insert(job)] == [InsertStatus.CREATED, InsertStatus.EXISTING]
+    assert client.llen(key("ready:5")) == 2
+    assert client.hget(key("meta"), "waiting") == b"2"
+
+
+async def test_a_job_of_the_same_microsecond_does_not_take_the_short_way(rig: Rig, client: Any) -> None:
+    assert isinstance(rig.store, RedisStore)
+    with_clock(rig.store, "local now = 1800000000000000\n")
+    first, second, third = sorted(rig.new().id for _ in range(3))
+    for job_id in (second, third, first):
+        await rig.store.insert([rig.new(id=job_id)])
+    assert client.llen(key("ready:5")) == 1
+    assert await rig.claim_ids(await rig.session(), 10) == [first, second, third]
+
+
+async def test_a_counter_that_somebody_spoilt_leaves_no_half_of_a_job(rig: Rig, client: Any) -> None:
+    await rig.add()
+    client.hset(key("meta"), "waiting", "many")
+    job = rig.new()
+    with pytest.raises(StoreError):
+        await rig.store.insert([job])
+    assert client.hget(key("jobs"), job.id) is None
+    assert client.zscore(key("index"), job.id) is None

@@ -540,3 +540,93 @@ async def test_tls_where_there_is_none(encrypted: tuple[RedisServer, int], certi
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.insert_blocking, [new_job()])
         store.close()
+
+
+# Another event loop than that of asyncio.
+
+
+@pytest.fixture
+def fast_loop() -> Iterator[asyncio.Runner]:
+    """uvloop, which a worker uses if it is there. Its transports and timers are its own."""
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        yield runner
+
+
+def test_on_uvloop_a_cancelled_call_hands_its_reply_to_nobody(server: RedisServer, fast_loop: asyncio.Runner) -> None:
+    fast_loop.run(test_a_cancelled_call_hands_its_reply_to_nobody(server, 0))
+
+
+def test_on_uvloop_a_late_reply_is_nobodys(server: RedisServer, fast_loop: asyncio.Runner) -> None:
+    fast_loop.run(test_a_late_reply_is_nobodys(server))
+
+
+async def late_reply(server: RedisServer) -> None:
+    """Calls with different deadlines on one connection: each is kept, whichever was first, and not before its time."""
+    slow = {b"slow": 0.3}
+
+    def answer(words: list[bytes]) -> Any:
+        time.sleep(slow.get(words[-1], 0))
+        return FORWARD
+
+    with FakeServer(answer, behind=server.port) as fake:
+        place = Place("127.0.0.1", fake.port)
+        line = await Line.open(place, Access())
+        assert await line.ask([("ECHO", "slow")], 2.0) == [b"slow"]
+        assert await line.ask([("ECHO", "quick")], 0.2) == [b"quick"]
+        patient = asyncio.ensure_future(line.ask([("ECHO", "slow")], 5.0))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        with pytest.raises(LineFailed, match="within the deadline"):
+            await line.ask([("ECHO", "slow")], 0.1)
+        assert 0.09 < time.monotonic() - began < 0.29
+        with pytest.raises(LineFailed):
+            await patient
+        assert line.closed
+
+
+async def test_every_call_has_its_own_deadline(server: RedisServer) -> None:
+    await late_reply(server)
+
+
+def test_on_uvloop_every_call_has_its_own_deadline(server: RedisServer, fast_loop: asyncio.Runner) -> None:
+    fast_loop.run(late_reply(server))
+
+
+async def test_a_second_attempt_has_the_time_that_the_first_left(server: RedisServer) -> None:
+    """A read that is tried again, because the first connection was lost late, ends at the same deadline."""
+    seen = 0
+
+    def answer(words: list[bytes]) -> Any:
+        nonlocal seen
+        if words != [b"ECHO", b"lost"]:
+            return FORWARD
+        seen += 1
+        if seen == 1:
+            time.sleep(0.7)
+            raise ConnectionError("the first connection is lost")
+        return NOTHING
+
+    with FakeServer(answer, behind=server.port) as fake:
+        store = store_at(f"{fake.url}?timeout=1")
+        assert await say(store, "before") == ["before"]
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await say(store, "lost")
+        assert seen == 2
+        assert time.monotonic() - began < 1.5
+        store.close()
+
+
+def test_all_connections_in_use_and_then_a_late_reply_end_at_one_deadline(server: RedisServer) -> None:
+    with FakeServer(lambda words: NOTHING if words == [b"ECHO", b"never"] else FORWARD, behind=server.port) as fake:
+        store = store_at(f"{fake.url}?timeout=1")
+        store.open_blocking()
+        slots = store._connections._slots
+        taken = [slots.get_nowait() for _ in range(slots.qsize())]
+        threading.Timer(0.6, slots.put, [taken.pop()]).start()
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            say_blocking(store, "never")
+        assert time.monotonic() - began < 1.5
+        store.close()

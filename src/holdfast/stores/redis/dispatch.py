@@ -7,7 +7,7 @@ carries that out, on an event loop or on the calling thread.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.008, 0.5
 _MOST_REDIRECTIONS = 8
+LEAST_WAIT = 0.05
+"""Seconds that the last attempt has for its answer, however long those before it took."""
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +71,11 @@ class Confirmation(msgspec.Struct, frozen=True):
         return None if confirmed >= self.needed else f"{self.what} in time"
 
 
+def is_complete(result: Result) -> TypeGuard[list[Any]]:
+    """Whether it is an answer to every call, none of them an error."""
+    return type(result) is list and not any(type(reply) is ReplyError for reply in result)
+
+
 class Dispatcher:
     """Decides what to send where, and what to do about errors."""
 
@@ -79,23 +86,50 @@ class Dispatcher:
         self._patience = patience
         self._ports = ports
 
-    def execute(self, batch: Batch) -> Generator[list[Send] | Pause, list[Result], list[Any]]:
+    def direct(self, batch: Batch) -> Send | None:
+        """What `execute` would send first, if all of it goes to one server that is known, and nothing has to be waited
+        for: the usual case, without preparations for the others. A result that `is_complete` is the answer.
+        """
+        calls = batch.calls
+        if (batch.durable and self.confirmation is not None) or (len(calls) > 1 and self.topology.cluster):
+            return None
+        first = calls[0] if calls else None
+        if first is None or first.place is not None or (place := self.topology.place_of(first.key)) is None:
+            return None
+        if len(calls) == 1:
+            return Send(place, (first.command,))
+        if any(call.place is not None for call in calls):
+            return None
+        return Send(place, [call.command for call in calls])
+
+    def execute(
+        self, batch: Batch, sent: Send | None = None, result: Result | None = None, began: float | None = None
+    ) -> Generator[list[Send] | Pause, list[Result], list[Any]]:
         """The replies to the calls, in their order. Who has waited for as long as one answer may take tries no more.
 
+        `sent`, `result`, `began`: what was sent as `direct` says, with what result, and when.
         `StoreUnavailable` if none was carried out, `OutcomeUnknown` if one that writes may have been.
         """
         attempt = _Attempt(batch, self.topology, self.confirmation if batch.durable else None)
         retries = redirections = 0
-        deadline = self._ports.clock.monotonic() + self._patience
+        deadline = (self._ports.clock.monotonic() if began is None else began) + self._patience
         while attempt.open:
             trouble: StoreError | None = None
-            try:
-                sends = yield from attempt.routed()
-            except StoreUnavailable as error:
-                trouble = error
+            if sent is not None and result is not None:
+                attempt.was_sent_to(sent.place)
+                trouble = attempt.take([result])
+                sent = None
             else:
-                results = yield sends
-                trouble = attempt.take(results)
+                try:
+                    sends = yield from attempt.routed()
+                except StoreUnavailable as error:
+                    trouble = error
+                else:
+                    if not batch.durable:  # a confirmation has a time of its own, which the server keeps
+                        left = max(LEAST_WAIT, deadline - self._ports.clock.monotonic())
+                        sends = [msgspec.structs.replace(send, timeout=left) for send in sends]
+                    results = yield sends
+                    trouble = attempt.take(results)
             if trouble is None:
                 redirections += 1
                 if redirections > _MOST_REDIRECTIONS:
@@ -125,6 +159,10 @@ class _Attempt:
         self.may_repeat = True
         self._written = False
         self._fatal: StoreError | None = None
+
+    def was_sent_to(self, place: Place) -> None:
+        """All of it was sent there, without `routed`."""
+        self._sent = [(place, list(self.open))]
 
     def routed(self) -> Generator[list[Send] | Pause, list[Result], list[Send]]:
         """What to send for the calls that have no answer yet."""

@@ -79,6 +79,11 @@ def head_of(new: NewJob) -> bytes:
     return b"%b%b\n" % (fields.encode(), _encode_json(description))
 
 
+def body_of(new: NewJob) -> bytes:
+    """The record without the times that the server adds."""
+    return head_of(new) + new.payload
+
+
 def insert_arguments(jobs: Sequence[NewJob], lanes: dict[str, int]) -> list[Any]:
     """The jobs for `insert.lua`, in groups that differ in id and payload only. `lanes` gets the number of each lane."""
     arguments: list[Any] = []
@@ -162,7 +167,7 @@ def _wrote(move: Move) -> bytes:
 
 def _following(new: NewJob, queue: str) -> tuple[Any, ...]:
     if new.queue == queue:
-        return new.id, when(new), key_of(new), head_of(new) + new.payload, b""
+        return new.id, when(new), key_of(new), body_of(new), b""
     return new.id, "", "", b"", for_outbox(new)
 
 

@@ -31,6 +31,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("jobs", "later", "lanes", "meta", "keys", "key_expiry", "index", "wake", "checkpoints"),
         ("common", "wake", "insert"),
     ),
+    "put": (("meta", "index", "jobs", "lanes", "wake"), ("wake", "put")),
     "claim": (
         ("jobs", "states", "later", "lanes", "meta", "parts", "holders", "progress", "wake"),
         ("common", "wake", "claim"),

@@ -105,6 +105,7 @@ class RedisStore:
         self._names = names
         self._tuning = tuning
         self._durability = durability
+        self._confirms_at_once = durability == "server"
         self._create = create
         self._ports = ports
         self._access = access
@@ -229,19 +230,27 @@ class RedisStore:
         if checkpoint is not None:
             checkpoint.require(jobs, checkpoint.was)
         try:
-            inserted = await self._run(self._verbs.insert(jobs, limits, checkpoint))
+            put = self._verbs.put(jobs, limits) if checkpoint is None and self._confirms_at_once else None
+            inserted = await self._run(put) if put is not None else []
+            if not inserted:
+                inserted = await self._run(self._verbs.insert(jobs, limits, checkpoint))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
-        self._hub.notify({job.queue for job in jobs})
+        if self._hub:
+            self._hub.notify({job.queue for job in jobs})
         return inserted
 
     def insert_blocking(
         self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
-        self.open_blocking()
+        if not self._opened:
+            self.open_blocking()
         try:
-            inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits))
+            put = self._verbs.put(jobs, limits) if self._confirms_at_once else None
+            inserted = self._connections.run_blocking(put) if put is not None else []
+            if not inserted:
+                inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         if self._hub:

@@ -26,7 +26,7 @@ from holdfast.store import (
 from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
 from holdfast.stores.redis.layout import Layout
 from holdfast.stores.redis.opening import keep_layout
-from holdfast.stores.redis.records import claimed, from_outbox, insert_arguments, move_arguments
+from holdfast.stores.redis.records import claimed, from_outbox, head_of, insert_arguments, lane_of, move_arguments
 from holdfast.stores.redis.scripts import AT_ONCE, CLAIMED_AT_ONCE, INSERTED_AT_ONCE, SUCCEEDED_AT_ONCE, Script
 from holdfast.stores.redis.sessions import Sessions
 
@@ -36,6 +36,7 @@ _MOST_TRIES = 2
 """How often a claim starts again because lanes turned up that this process did not know. Then it serves those it knows:
 new shares may keep coming."""
 _FEW_LANES = 16
+_MOST_PUTS = 1_000
 
 
 class Verbs:
@@ -50,6 +51,7 @@ class Verbs:
         self.session_id: SessionId = ""
         self._known_queues: set[str] = set()
         self._known_lanes: dict[str, tuple[str, ...]] = {}
+        self._puts: dict[tuple[Any, ...], tuple[tuple[bytes, ...], str, bytes]] = {}
 
     def start_over(self) -> None:
         """The store was emptied or rolled back: what was known of it may be wrong."""
@@ -112,6 +114,37 @@ class Verbs:
         args += ["" if depth is None else depth for depth in (limit.max_depth, limit.warn_depth)]
         args += insert_arguments(jobs, lanes)
         return self.call("insert", queue, args, [self.layout.ready(queue, lane) for lane in lanes])
+
+    def put(
+        self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit] | None = None
+    ) -> Verb[list[Inserted]] | None:
+        """The short way of `insert` for one job; None if it cannot go there. Without an answer nothing was written."""
+        if len(jobs) != 1 or limits:
+            return None
+        job = jobs[0]
+        if job.delay or job.run_at is not None or job.key is not None or job.queue not in self._known_queues:
+            return None
+        return self._put(job)
+
+    def _put(self, job: NewJob) -> Verb[list[Inserted]]:
+        [created] = yield Batch((self._put_call(job),))
+        return [Inserted(job.id, InsertStatus.CREATED)] if created else []
+
+    def _put_call(self, job: NewJob) -> Call:
+        script = self.scripts["put"]
+        correlation_id = job.correlation_id
+        kind = (job.queue, job.task, job.task_version, job.priority, job.share, job.max_retries, job.retention)
+        known = self._puts.get(kind) if correlation_id is None else None
+        if known is None:
+            lane = lane_of(job)
+            keys = (*self.layout.of_queue(job.queue, script), self.layout.ready(job.queue, lane))
+            known = (keys, lane, head_of(job))
+            if correlation_id is None:
+                if len(self._puts) >= _MOST_PUTS:
+                    self._puts.clear()
+                self._puts[kind] = known
+        keys, lane, head = known
+        return Call(("EVALSHA", script.sha, len(keys), *keys, job.id, lane, head + job.payload), keys[0], script)
 
     def register(self, queues: Mapping[str, Any]) -> Verb[None]:
         """Make sure that the queues are found by those who look at all of them."""

@@ -7,6 +7,7 @@ dropped. A connection on which a reply is late is closed; what was sent on it ma
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 from collections import deque
@@ -75,6 +76,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 def packed(commands: Sequence[Command]) -> bytes:
     """The commands as they travel. `InvalidOption` if one has a text in it that cannot."""
     try:
+        if len(commands) == 1:
+            alone: bytes = hiredis.pack_command(commands[0])
+            return alone
         return b"".join([hiredis.pack_command(command) for command in commands])
     except UnicodeError as error:
         raise InvalidOption(f"a text cannot be stored: {error}") from error
@@ -91,11 +95,11 @@ def _refused(replies: Sequence[Any]) -> str | None:
 class _Exchange:
     __slots__ = ("answer", "count", "deadline", "replies")
 
-    def __init__(self, count: int, answer: asyncio.Future[list[Any]]) -> None:
+    def __init__(self, count: int, answer: asyncio.Future[list[Any]], deadline: float) -> None:
         self.count = count
         self.answer = answer
+        self.deadline = deadline
         self.replies: list[Any] = []
-        self.deadline: asyncio.TimerHandle | None = None
 
 
 class Line(asyncio.Protocol):
@@ -108,6 +112,8 @@ class Line(asyncio.Protocol):
         self._reader = _new_reader()
         self._under_way: deque[_Exchange] = deque()
         self._transport: asyncio.Transport | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
 
     @classmethod
     async def open(cls, place: Place, access: Access) -> Line:
@@ -143,11 +149,27 @@ class Line(asyncio.Protocol):
         if self.closed or self._transport is None:
             raise LineFailed(f"the connection to {self.place} is closed", sent=False)
         data = packed(commands)
-        exchange = _Exchange(len(commands), self._loop.create_future())
+        exchange = _Exchange(len(commands), self._loop.create_future(), self._loop.time() + timeout)
         self._under_way.append(exchange)
-        exchange.deadline = self._loop.call_later(timeout, self._too_late, exchange)
+        if self._alarm is None or exchange.deadline < self._alarm_at:
+            self._set_alarm(exchange.deadline)
         self._transport.write(data)
         return await exchange.answer
+
+    def _set_alarm(self, at: float) -> None:
+        """One timer for all that is under way: most calls are answered long before, and need none of their own."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_at = self._loop.call_at(at, self._look_for_late_ones), at
+
+    def _look_for_late_ones(self) -> None:
+        self._alarm = None
+        if self._under_way:
+            earliest = min(exchange.deadline for exchange in self._under_way)
+            if earliest <= self._loop.time():
+                self._fail(f"no answer from {self.place} within the deadline")
+            else:
+                self._set_alarm(earliest)
 
     async def ended(self, clock: Clock) -> None:
         """Wait until nothing is under way."""
@@ -172,8 +194,6 @@ class Line(asyncio.Protocol):
                 exchange.replies.append(reply)
                 if len(exchange.replies) == exchange.count:
                     self._under_way.popleft()
-                    if exchange.deadline is not None:
-                        exchange.deadline.cancel()
                     if not exchange.answer.done():
                         exchange.answer.set_result(exchange.replies)
         except (hiredis.ProtocolError, IndexError) as error:
@@ -183,15 +203,11 @@ class Line(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._fail(f"the connection to {self.place} was lost: {exc or 'closed by the server'}")
 
-    def _too_late(self, exchange: _Exchange) -> None:
-        self._fail(f"no answer from {self.place} within the deadline")
-
     def _fail(self, message: str) -> None:
         self.closed = True
+        self._stop_alarm()
         while self._under_way:
             exchange = self._under_way.popleft()
-            if exchange.deadline is not None:
-                exchange.deadline.cancel()
             if not exchange.answer.done() and not self._loop.is_closed():
                 exchange.answer.set_exception(LineFailed(message, sent=True))
         if self._transport is not None:
@@ -200,12 +216,18 @@ class Line(asyncio.Protocol):
     def close(self) -> None:
         """Close it, whatever is under way. To be called on its event loop, or when that has ended."""
         self.closed = True
+        self._stop_alarm()
         if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
+    def _stop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+
 
 class BlockingLine:
-    """A connection that one thread uses at a time."""
+    """A connection that one thread uses at a time. Its socket never blocks: who waits does so with a deadline."""
 
     def __init__(self, place: Place, access: Access, clock: Clock) -> None:
         self.place = place
@@ -218,8 +240,12 @@ class BlockingLine:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if access.tls is not None:
                 self._socket = access.tls.wrap_socket(self._socket, server_hostname=place.host)
+            self._socket.setblocking(False)
         except (OSError, UnicodeError) as error:
             raise LineFailed(f"cannot connect to {place}: {error}", sent=False) from error
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+        self._writable.register(self._socket, select.POLLOUT)
         if greeting := access.greeting():
             try:
                 replies = self.ask(greeting, access.dial_timeout)
@@ -233,33 +259,69 @@ class BlockingLine:
         """As `Line.ask`. After a failure the connection is closed."""
         replies: list[Any] = []
         try:
-            self._socket.settimeout(self._access.write_timeout)
-            self._socket.sendall(packed(commands))
+            self._send(packed(commands))
             deadline = self._clock.monotonic() + timeout
-            self._socket.settimeout(timeout)
-            while len(replies) < len(commands):
-                while (reply := self._reader.gets()) is _NOTHING:
-                    data = self._socket.recv(65536)
-                    self._socket.settimeout(max(0.001, deadline - self._clock.monotonic()))
-                    if not data:
-                        raise OSError("closed by the server")
-                    self._reader.feed(data)
-                replies.append(reply)
+            if self._access.tls is None:  # the answer is hardly there yet; with TLS it may be, and be read already
+                self._wait(self._readable, deadline)
+            while True:
+                self._reader.feed(self._received(deadline))
+                while (reply := self._reader.gets()) is not _NOTHING:
+                    replies.append(reply)
+                if len(replies) >= len(commands):
+                    break
         except (OSError, hiredis.ProtocolError) as error:
             self.close()
             raise LineFailed(f"no answer from {self.place}: {error}", sent=True) from error
         except BaseException:
             self.close()  # interrupted: a reply may still be on its way
             raise
+        if len(replies) > len(commands):
+            self.close()
+            raise LineFailed(f"{self.place} does not talk as a Redis server does: it answers unasked", sent=True)
         return replies
+
+    def _send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        deadline = 0.0
+        while True:
+            wanted = self._writable
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except ssl.SSLWantReadError:
+                wanted = self._readable
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                pass
+            if not rest:
+                return
+            deadline = deadline or self._clock.monotonic() + self._access.write_timeout
+            self._wait(wanted, deadline)
+
+    def _received(self, deadline: float) -> bytes:
+        while True:
+            wanted = self._readable
+            try:
+                if data := self._socket.recv(65536):
+                    return data
+                raise OSError("closed by the server")
+            except ssl.SSLWantWriteError:
+                wanted = self._writable
+            except (BlockingIOError, ssl.SSLWantReadError):
+                pass
+            self._wait(wanted, deadline)
+
+    def _wait(self, wanted: select.poll, deadline: float) -> None:
+        left = deadline - self._clock.monotonic()
+        if left <= 0 or not wanted.poll(left * 1000):
+            raise TimeoutError("timed out")
 
     def is_alive(self) -> bool:
         """Whether it can be used: the server has sent nothing, such as the end of the connection."""
+        if self._access.tls is None:
+            return not self._readable.poll(0)
         try:
-            self._socket.settimeout(0)
             self._socket.recv(1)  # b"": closed; anything else: nobody asked for it
             return False
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except ssl.SSLWantReadError:  # what came was of TLS itself, if anything
             return True
         except OSError:
             return False
