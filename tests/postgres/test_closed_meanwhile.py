@@ -30,7 +30,7 @@ async def test_what_a_claim_has_taken_before_its_session_was_closed_is_not_kept_
 
         async def close_after_the_first(query: Query) -> list[tuple[Any, ...]]:
             rows = await execute(query)
-            if "_claim(" in query.text:
+            if "_claim" in query.text:
                 asked.append(len(rows) - 1)
                 await other.close_session("s")
             return rows

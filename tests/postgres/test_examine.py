@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.errors import SchemaOutdated, StoreUnavailable
 from holdfast.store import Examinable, Finding, Verdict
+from holdfast.stores.migrations import shipped
 from holdfast.stores.postgres import PostgresStore, examine
 from tests.cli.helpers import records, run
 from tests.cli.test_doctor import advice, verdicts
@@ -84,7 +85,7 @@ async def test_a_server_as_it_comes(sound: Database) -> None:
         "not the loss of the primary, if a replica takes over"
     )
     assert findings["server"].value.startswith("PostgreSQL ")
-    assert findings["schema"].value == "1"
+    assert findings["schema"].value == str(shipped("holdfast.stores.postgres")[-1].number)
     assert findings["oldest ready job"].value == "none is due"
 
 

@@ -309,6 +309,34 @@ async def test_in_a_schema_of_its_own(database: Database) -> None:
         await database.store(create=False).counts()
 
 
+async def test_what_a_later_migration_makes_is_where_the_tables_are(database: Database) -> None:
+    """Though another schema comes first on the search path by now, and the role's isolation is another one."""
+    database.sql("CREATE SCHEMA {ns}_apart")
+    database.sql("CREATE SCHEMA {ns}_first")
+    options = f"options=-csearch_path%3D{database.namespace}_apart"
+    with raw(f"{database.url}?{options}") as connection:
+        migrate.migrate(connection, database.namespace, where="here", migrations=SHIPPED[:1])
+        text = "INSERT INTO {ns}_ready (task, payload) VALUES ('t', '{}')"
+        connection.execute(database.text(text))
+    path = f"{database.namespace}_first,{database.namespace}_apart"
+    options = f"options=-csearch_path%3D{path}%20-cdefault_transaction_isolation%3Dserializable"
+    seen = Migration(
+        NEWEST + 1, "seen.sql", "CREATE TABLE {ns}_seen AS SELECT current_setting('transaction_isolation') AS level;"
+    )
+    with raw(f"{database.url}?{options}") as connection:
+        migrate.migrate(connection, database.namespace, where="here", migrations=[*SHIPPED, seen])
+    places = """SELECT DISTINCT relnamespace::regnamespace::text FROM pg_class WHERE starts_with(relname, '{ns}_')
+                UNION SELECT pronamespace::regnamespace::text FROM pg_proc WHERE starts_with(proname, '{ns}_')"""
+    assert database.sql(places) == [(f"{database.namespace}_apart",)]
+    assert database.value("SELECT level FROM {ns}_apart.{ns}_seen") == "read committed"
+    async with PostgresStore(f"{database.url}?{options}", namespace=database.namespace) as store:
+        session = await open_session(store)
+        await store.insert([new_job()])
+        jobs = await claim(store, session)
+        assert len(jobs) == 2
+        assert await finish(store, jobs) == ["applied"] * 2
+
+
 def test_a_server_that_is_too_old(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate, "OLDEST_SERVER", 99)
     with pytest.raises(StoreUnavailable, match=r"is PostgreSQL \d+: 99 or newer is needed"):

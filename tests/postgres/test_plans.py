@@ -5,12 +5,13 @@ The statements are not copied here: the server tells what it does inside the fun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from holdfast.failures import Failure
 from holdfast.job import Job, Key, State
-from holdfast.lifecycle import Move, Succeeded, replay, settle
+from holdfast.lifecycle import Failed, Move, Succeeded, replay, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, DepthLimit, InsertStatus, JobQuery
@@ -66,6 +67,26 @@ def test_claim(recorder: Recorder) -> None:
         recorder.plans.clear()
 
 
+def test_claim_of_one_lane(recorder: Recorder) -> None:
+    recorder.sql(
+        "UPDATE {ns}_waiting SET share = '', priority = 5 WHERE queue = 'mail' AND (share, priority) <> ('', 5)"
+    )
+    look = LookBack(SYSTEM.clock)
+    one_lane = ClaimRequest(session_id=SESSION, queues=("mail",), limit=100)
+    assert len(recorder.run(recorder.verbs.claim(one_lane, look)).jobs) == 100
+    for _ in range(3):
+        recorder.plans.clear()
+        assert len(recorder.run(recorder.verbs.claim(one_lane, look)).jobs) == 100
+        plan = recorder.of("WITH gone AS", "{ns}_in_flight")
+        kinds = {node["Node Type"] for node in plan.nodes}
+        assert not kinds & {"Seq Scan", "Bitmap Heap Scan", "Hash Join", "Merge Join", "Incremental Sort"}, plan
+        scans = [node for node in plan.scans(f"{recorder.namespace}_waiting") if node["Node Type"] != "ModifyTable"]
+        assert [node["Node Type"] for node in scans] == ["Index Scan", "Tid Scan"], plan
+        assert scans[0]["Index Name"] == f"{recorder.namespace}_lanes", plan
+        assert [node.rows_read for node in scans] == [100, 100], plan
+        recorder.require_frugal(100)
+
+
 def test_a_claim_that_finds_less_than_it_asks_for(recorder: Recorder) -> None:
     recorder.run(recorder.verbs.insert([*new_jobs(3, queue="few"), new_job(queue="few", delay=HOUR)], None, []))
     few = ClaimRequest(session_id=SESSION, queues=("few", "empty"), limit=100)
@@ -104,15 +125,28 @@ def success(job: Job) -> Move:
     return settle(job, Succeeded(), RetryPolicy(), SYSTEM.random)
 
 
-def test_settle(recorder: Recorder) -> None:
+def retry(job: Job) -> Move:
+    return settle(job, Failed(Failure(0, 1, "Error", "")), RetryPolicy(), SYSTEM.random)
+
+
+def result(job: Job) -> Move:
+    return settle(job, Succeeded(job.id.encode()), RetryPolicy(), SYSTEM.random)
+
+
+@pytest.mark.parametrize("end", [success, result, retry])
+def test_settle(recorder: Recorder, end: Callable[[Job], Move]) -> None:
     jobs = held(recorder, 100)
-    assert set(recorder.run(recorder.verbs.apply([success(job) for job in jobs], []))) == {"applied"}
-    plan = recorder.of("WITH x AS MATERIALIZED", "DELETE FROM {ns}_in_flight")
+    moves = [end(job) for job in jobs]
+    assert set(recorder.run(recorder.verbs.apply(moves, []))) == {"applied"}
+    plan = recorder.of("DELETE FROM {ns}_in_flight")
     scans = [node for node in plan.scans(f"{recorder.namespace}_in_flight") if node["Node Type"] != "ModifyTable"]
-    assert {node["Index Name"] for node in scans} == {f"{recorder.namespace}_in_flight_pkey"}, plan
+    assert {node.get("Index Name") for node in scans} - {None} == {f"{recorder.namespace}_in_flight_pkey"}, plan
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Tid Scan"}, plan
+    # The results are found by a hash table: each with each would be 10,000 comparisons.
+    assert all(node["Actual Rows"] * node["Actual Loops"] <= 100 for node in plan.nodes), plan
     recorder.require_frugal(100)
     recorder.plans.clear()
-    assert set(recorder.run(recorder.verbs.apply([success(job) for job in jobs], []))) == {"already"}
+    assert set(recorder.run(recorder.verbs.apply(moves, []))) == {"already"}
     recorder.require_frugal(100)
 
 

@@ -70,6 +70,14 @@ def is_plain_success(move: Move) -> bool:
     )
 
 
+def by_session(moves: Sequence[Move]) -> dict[SessionId, list[Move]]:
+    """The moves of each session."""
+    groups: dict[SessionId, list[Move]] = {}
+    for move in moves:
+        groups.setdefault(move.session_id or "", []).append(move)
+    return groups
+
+
 def successes(moves: Sequence[Move]) -> tuple[Any, ...]:
     """The values of `_succeed`, but for the session: ids, versions, the result if all have the same, and all of them
     if not.

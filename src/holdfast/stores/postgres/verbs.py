@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.errors import InvalidOption, SessionClosed, StoreError, shown
 from holdfast.job import ENDED, Job, JobId, Lease, NewJob, SessionId, State, is_job_id
-from holdfast.lifecycle import Applied, Move, Standing, judge
+from holdfast.lifecycle import Applied, Move
 from holdfast.store import (
     Beat,
     CancelAnswer,
@@ -35,9 +35,10 @@ from holdfast.store import (
     SessionPage,
     held_by,
 )
-from holdfast.stores.postgres.alike import alike, claimed_jobs, is_plain_success, successes
+from holdfast.stores.postgres.alike import alike, by_session, claimed_jobs, is_plain_success, successes
 from holdfast.stores.postgres.lookback import LookBack, Plan
-from holdfast.stores.rows import ENDED_COLUMNS, SESSION_COLUMNS, job_from_row, reason_of, session_page, state_of
+from holdfast.stores.postgres.refusals import judge_again, judge_refused
+from holdfast.stores.rows import ENDED_COLUMNS, SESSION_COLUMNS, job_from_row, session_page
 from holdfast.stores.runs import runs_of_distinct_jobs
 
 T = TypeVar("T")
@@ -264,16 +265,16 @@ class Verbs:
                 cancelling.append(move)
         verdicts: dict[JobId, Applied] = {}
         refused: list[Move] = []
-        for session_id, group in _by_session(succeeding).items():
+        for session_id, group in by_session(succeeding).items():
             rows = yield Query(self._succeed, (session_id, *successes(group)))
             verdicts |= dict.fromkeys((move.job_id for move in group), Applied.APPLIED)
-            _judge_refused(verdicts, group, rows)
+            judge_refused(verdicts, group, rows)
         if settling:
             sessions = sorted({move.session_id for move in settling if move.session_id})
             follow = any(move.then for move in settling)
             rows = yield Query(self._settle, (_json(settling), sessions, follow, list(tell)))
             verdicts |= dict.fromkeys((move.job_id for move in settling), Applied.APPLIED)
-            _judge_refused(verdicts, settling, rows)
+            judge_refused(verdicts, settling, rows)
         if reviving:
             text = f"SELECT * FROM {self.namespace}_revive(%s::json, %s::text[])"
             rows = yield Query(text, (_json(reviving), list(tell)))
@@ -294,7 +295,7 @@ class Verbs:
                 (move.job_id,),
                 writes=False,
             )
-            _judge_again(verdicts, move, rows[0] if rows else (move.job_id, None))
+            judge_again(verdicts, move, rows[0] if rows else (move.job_id, None))
         return verdicts
 
     def note(self, lease: Lease, progress: bytes) -> Verb[Applied]:
@@ -436,31 +437,3 @@ def _inserted(job: NewJob, row: Sequence[Any]) -> Inserted:
     if status == "held" and job.key:
         return held_by(job_id, key_hash, job.key)
     return Inserted(job.id, InsertStatus(status), deep)
-
-
-def _by_session(moves: Sequence[Move]) -> dict[SessionId, list[Move]]:
-    groups: dict[SessionId, list[Move]] = {}
-    for move in moves:
-        groups.setdefault(move.session_id or "", []).append(move)
-    return groups
-
-
-def _judge_refused(verdicts: dict[JobId, Applied], moves: Sequence[Move], rows: Sequence[Sequence[Any]]) -> None:
-    """The verdicts on those of the moves that are among the rows, which a settlement answered with."""
-    if rows:
-        refused = {row[0]: row for row in rows}
-        for move in moves:
-            if move.job_id in refused:
-                _judge_again(verdicts, move, refused[move.job_id])
-
-
-def _judge_again(verdicts: dict[JobId, Applied], move: Move, row: Sequence[Any]) -> None:
-    """The verdict on a move that was refused, from the job as it is now; none if its guard holds now."""
-    standing = None
-    if row[1] is not None:
-        standing = Standing(state_of(row[1]), reason_of(row[2]), *row[3:])
-    verdict = judge(move, standing)
-    if verdict is Applied.APPLIED:
-        verdicts.pop(move.job_id, None)
-    else:
-        verdicts[move.job_id] = verdict

@@ -1,0 +1,214 @@
+"""The paths of nearly all jobs (`migrations/0002_alike.sql`): they must answer as the general ones do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.failures import Failure
+from holdfast.job import Job, Key, NewJob
+from holdfast.lifecycle import Failed, Snoozed, Succeeded, settle
+from holdfast.policy import RetryPolicy, Steps
+from holdfast.ports import SYSTEM
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres.verbs import Query
+from tests.postgres.helpers import (
+    DAY,
+    HOUR,
+    Database,
+    claim,
+    eventually,
+    finish,
+    new_job,
+    new_jobs,
+    open_session,
+    raw,
+)
+
+AT_ONCE = RetryPolicy(backoff=Steps((0.0,)))
+
+
+@pytest.fixture
+def asked(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The functions that the store has called since."""
+    asked: list[str] = []
+    execute = store._connections._execute
+
+    async def noted(query: Query) -> Any:
+        asked.append(query.text.partition("(")[0].rpartition(" ")[2].partition("_alike_")[2])
+        return await execute(query)
+
+    monkeypatch.setattr(store._connections, "_execute", noted)
+    return asked
+
+
+def statuses(answers: list[Any]) -> list[str]:
+    return [answer.status.value for answer in answers]
+
+
+async def test_nearly_all_jobs_take_these_paths(store: PostgresStore, asked: list[str]) -> None:
+    session = await open_session(store)
+    await store.insert(new_jobs(3))
+    await claim(store, session)  # it learns that there is this lane
+    await store.insert(new_jobs(3))
+    asked.clear()
+    await store.insert(new_jobs(3))
+    await finish(store, await claim(store, session, 6))
+    assert asked == ["insert_alike", "claim_lane", "succeed"]
+
+
+@pytest.mark.parametrize("where", ["waiting", "in flight", "ended", "ended, kept for half an hour", "a dead letter"])
+async def test_some_were_there_before(store: PostgresStore, where: str) -> None:
+    old = new_jobs(2, retention=HOUR // 2 if "half an hour" in where else DAY)
+    await store.insert(old)
+    if where != "waiting":
+        jobs = await claim(store, await open_session(store))
+        if where == "a dead letter":
+            failure = Failure(0, 1, "Error", "")
+            await finish(store, jobs, Failed(failure, permanent=True))
+        elif where != "in flight":
+            await finish(store, jobs)
+    fresh = new_jobs(3, retention=old[0].retention)
+    batch = [fresh[0], old[0], fresh[1], old[1], fresh[2]]
+    assert statuses(await store.insert(batch)) == ["created", "existing", "created", "existing", "created"]
+    assert statuses(await store.insert(batch)) == ["existing"] * 5
+    [counts] = await store.counts()
+    assert counts.ready == 3 + 2 * (where == "waiting")
+
+
+async def test_named_twice(store: PostgresStore) -> None:
+    one, two = new_jobs(2)
+    assert statuses(await store.insert([one, two, one])) == ["created", "created", "existing"]
+    [counts] = await store.counts()
+    assert counts.ready == 2
+
+
+async def test_an_id_that_was_there_does_not_spoil_the_transaction(database: Database, store: PostgresStore) -> None:
+    old, fresh = new_jobs(2)
+    await store.insert([old])
+    with raw(database.url, autocommit=False) as connection:
+        assert statuses(store.insert_on(connection, [fresh, old])) == ["created", "existing"]
+        assert statuses(store.insert_on(connection, new_jobs(1))) == ["created"]
+    [counts] = await store.counts()
+    assert counts.ready == 3
+
+
+@pytest.mark.parametrize("alike", [True, False])
+async def test_every_field_arrives(store: PostgresStore, alike: bool) -> None:
+    def job(number: int) -> NewJob:
+        other = 0 if alike else number
+        return new_job(
+            payload=b'{"n":%d}' % 10**number,
+            task=f"task{other}",
+            task_version=f"v{other}",
+            max_retries=other,
+            retention=DAY + other,
+            correlation_id=f"c\u20ac{other}",
+            delay=other,
+        )
+
+    jobs = [job(number) for number in range(5)]
+    assert statuses(await store.insert(jobs)) == ["created"] * 5
+    await asyncio.sleep(0.01)
+    session = await open_session(store)
+    await claim(store, session, 1, "other")
+    claimed = await claim(store, session)
+    names = ("id", "payload", "task", "task_version", "max_retries", "retention", "correlation_id", "queue", "share")
+    for found, new in zip(claimed, jobs, strict=True):
+        assert [getattr(found, name) for name in names] == [getattr(new, name) for name in names]
+        assert await store.get(found.id) == found
+
+
+async def test_what_only_few_jobs_have(store: PostgresStore) -> None:
+    """A key, a version, failures (longer than a line of base64): the claim tells what the job is."""
+    session = await open_session(store)
+    await store.insert([new_job(key=Key("k\u20ac", "h", HOUR)), *new_jobs(2)])
+    first = await claim(store, session)
+    failed = settle(first[1], Failed(Failure(1, 1, "Error", "x" * 200)), AT_ONCE, SYSTEM.random)
+    later = settle(first[2], Snoozed(0.0, Failure(1, 1, "Snooze", "")), AT_ONCE, SYSTEM.random)
+    released = settle(first[0], Snoozed(0.0, Failure(1, 1, "Snooze", "")), AT_ONCE, SYSTEM.random)
+    assert await store.apply([failed, later, released]) == ["applied"] * 3
+    again = await claim(store, session)
+    assert {job.version for job in again} == {2}
+    for job in again:
+        assert await store.get(job.id) == job
+    assert sorted((job.attempt, job.failures, job.snoozes) for job in again) == [(0, 0, 1), (0, 0, 1), (1, 1, 0)]
+    assert await finish(store, again) == ["applied"] * 3
+    for job in again:
+        ended = await store.get(job.id)
+        assert ended is not None
+        assert (ended.attempt, ended.failures, ended.failure_history) == (
+            job.attempt + 1,
+            job.failures,
+            job.failure_history,
+        )
+
+
+@pytest.mark.parametrize("retention", [DAY, 9 * DAY], ids=["in the ring", "kept"])
+async def test_each_has_its_own_result(store: PostgresStore, retention: int) -> None:
+    results = [None, b"", b"1", b'"\xe2\x82\xac"', None, b"x" * 10_000]
+    await store.insert(new_jobs(len(results), retention=retention))
+    jobs = await claim(store, await open_session(store))
+    moves = [
+        settle(job, Succeeded(result), RetryPolicy(), SYSTEM.random) for job, result in zip(jobs, results, strict=True)
+    ]
+    assert await store.apply(moves) == ["applied"] * len(results)
+    assert await store.apply(moves) == ["already"] * len(results)
+    found = [await store.get(job.id) for job in jobs]
+    assert [job and job.result for job in found] == results
+    [counts] = await store.counts()
+    assert (counts.succeeded, counts.in_flight) == (len(results), 0)
+
+
+async def in_flight(store: PostgresStore, count: int) -> tuple[Job, ...]:
+    await store.insert(new_jobs(count))
+    return await claim(store, await open_session(store), count)
+
+
+async def test_a_job_that_changes_while_its_settlement_waits(database: Database, store: PostgresStore) -> None:
+    """A row that was changed in place has moved: it is looked for again, and what was written is kept."""
+    jobs = await in_flight(store, 3)
+    with raw(database.url, autocommit=False) as connection:
+        connection.execute(database.text("UPDATE {ns}_in_flight SET progress = '7' WHERE id = %s"), (jobs[1].id,))
+        settling = asyncio.ensure_future(finish(store, jobs))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{ns}_succeed%'"
+        await eventually(lambda: database.value(waiting) == 1)
+        connection.commit()
+    assert await settling == ["applied"] * 3
+    ended = await store.get(jobs[1].id)
+    assert ended is not None
+    assert (ended.state, ended.progress) == ("succeeded", b"7")
+    assert [database.number_of(table) for table in ("in_flight", "history", "waiting")] == [0, 3, 0]
+
+
+async def test_a_settlement_and_a_cancel_of_the_same_jobs_do_not_deadlock(
+    database: Database, store: PostgresStore
+) -> None:
+    """Both lock in the order of ids, in whatever order the rows lie in the table."""
+    jobs = sorted(await in_flight(store, 2), key=lambda job: job.id)
+    ids = [job.id for job in jobs]
+    database.sql("UPDATE {ns}_in_flight SET progress = '1' WHERE id = %s", ids[0])  # its row is the last now
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    before = database.value(deadlocks)
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{ns}_%'"
+    with raw(database.url, autocommit=False) as connection:
+        connection.execute(database.text("SELECT FROM {ns}_in_flight WHERE id = %s FOR UPDATE"), (ids[0],))
+        cancelling = asyncio.ensure_future(store.request_cancel(ids))
+        await eventually(lambda: database.value(waiting) == 1)
+        settling = asyncio.ensure_future(finish(store, jobs))
+        await eventually(lambda: database.value(waiting) == 2)
+        connection.commit()
+    assert await settling == ["applied"] * 2
+    assert set(await cancelling) <= {"asked", "ended"}
+    assert database.value(deadlocks) == before
+
+
+async def test_several_sessions_in_one_batch(store: PostgresStore) -> None:
+    """One of them closed: its jobs are not settled, the others are."""
+    await store.insert(new_jobs(4))
+    one, two = await open_session(store), await open_session(store)
+    jobs = [*await claim(store, one, 2), *await claim(store, two, 2)]
+    await store.close_session(one)
+    assert await finish(store, jobs) == ["stale", "stale", "applied", "applied"]
