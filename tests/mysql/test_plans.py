@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.job import Job, Key, State
-from holdfast.lifecycle import Failed, replay, settle
+from holdfast.lifecycle import Failed, Succeeded, replay, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.store import DepthLimit, JobQuery
@@ -179,8 +179,21 @@ async def test_settle(store: MysqlStore, recorder: Recorder) -> None:
     assert {step.key for plan in looks for step in plan} == {"PRIMARY"}
     moved = [plan for text, plan in recorder.plans if text.startswith("INSERT INTO")]
     assert len(moved) == 2
-    for plan in moved:
-        assert [(step.table, step.type, step.key) for step in plan][1:] == [("s", "eq_ref", "PRIMARY")]
+    alike, one_by_one = moved
+    assert [(step.table, step.type, step.key) for step in alike] == [("s", "range", "PRIMARY")]
+    assert [(step.table, step.type, step.key) for step in one_by_one][1:] == [("s", "eq_ref", "PRIMARY")]
+
+
+async def test_settle_with_results_of_their_own(store: MysqlStore, recorder: Recorder) -> None:
+    jobs = await claim(store, "s2", limit=20)
+    recorder.plans.clear()
+    moves = [settle(job, Succeeded(b"%d" % n), RetryPolicy(), SYSTEM.random) for n, job in enumerate(jobs)]
+    assert await store.apply(moves) == ["applied"] * 20
+    assert faults_in(recorder) == []
+    [plan] = [plan for text, plan in recorder.plans if text.startswith("INSERT INTO")]
+    assert [(step.table, step.type, step.key) for step in plan][1:] == [("s", "eq_ref", "PRIMARY")]
+    found = [await store.get(job.id) for job in jobs]
+    assert [job.result for job in found if job] == [b"%d" % number for number in range(20)]
 
 
 async def first(store: MysqlStore, state: State) -> Job:

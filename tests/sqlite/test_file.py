@@ -450,3 +450,13 @@ def test_the_file_is_in_wal_mode_and_flushed_at_every_commit(path: Path, store: 
     relaxed = SqliteStore(path, durability="relaxed")
     assert relaxed._open().writer.peek(settings) == ["wal", 1]
     relaxed.close()
+
+
+def test_a_file_with_another_text_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA encoding = 'UTF-16le'")
+    connection.execute("CREATE TABLE theirs (text TEXT)")
+    connection.close()
+    with pytest.raises(UnsafeStore, match="UTF-16le"):
+        SqliteStore(path).insert_blocking([new_job()])

@@ -279,3 +279,36 @@ async def test_waiting_costs_next_to_nothing(store: SqliteStore) -> None:
         print(f"one waiter, nothing to do: {share:.2%} of one core")
         assert waiter.times == []
     assert share < 0.03
+
+
+async def test_the_watcher_goes_on_after_an_error(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store._open()
+    look = type(store)._others_committed
+    errors = iter([MemoryError(), ValueError("nobody expected it")])
+
+    def fail_at_first(self: SqliteStore) -> bool:
+        for error in errors:
+            raise error
+        return look(self)
+
+    monkeypatch.setattr(type(store), "_others_committed", fail_at_first)
+    async with another_process(path) as other, Waiter(store) as waiter:
+        await asyncio.sleep(0.1)
+        assert next(errors, None) is None
+        other.send(True)
+        await asyncio.to_thread(other.recv)
+        await waiter.next(0)
+
+
+def test_a_commit_between_a_fork_and_the_next_look_is_seen(store: SqliteStore, path: Path) -> None:
+    """The connection is opened again after a fork, and counts the commits of others anew."""
+    writer = store._open().writer
+    seen = writer.foreign_commits()
+    assert seen is not None
+    assert writer.foreign_commits() == seen
+    writer.before_fork()
+    run_sql(path, "INSERT INTO holdfast_ready (task, payload) VALUES ('a', '{}')")
+    writer.after_fork()
+    assert writer.foreign_commits() not in (None, seen)

@@ -1,11 +1,13 @@
-"""A batch of moves, cut where a later move must see what an earlier one did."""
+"""A batch of moves: cut where a later one must see what an earlier one did, and which of them are the usual ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.job import JobId
-from holdfast.lifecycle import Move
+from holdfast.job import JobId, State
+from holdfast.lifecycle import KeyChange, Move
+
+_HELD = frozenset({State.IN_FLIGHT})
 
 
 def runs_of_distinct_jobs(moves: Sequence[Move]) -> Iterator[list[Move]]:
@@ -21,3 +23,20 @@ def runs_of_distinct_jobs(moves: Sequence[Move]) -> Iterator[list[Move]]:
             piece = {}
     if piece:
         yield list(piece.values())
+
+
+def ends_well(move: Move) -> bool:
+    """Whether the move ends a job well for an open session that holds it, and is about nothing else.
+
+    Then its guard is the lease alone, which an engine can compare for many such moves at once.
+    """
+    return (
+        move.to is State.SUCCEEDED
+        and move.sources == _HELD
+        and move.session_open is True
+        and move.session_id is not None
+        and move.despite_cancel
+        and not move.raise_version
+        and move.key_change is KeyChange.KEEP
+        and not move.then
+    )

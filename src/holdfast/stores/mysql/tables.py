@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
 from holdfast.job import JobId
 from holdfast.lifecycle import Move
-from holdfast.stores.mysql.sql import cut, names, row
+from holdfast.stores.mysql.sql import Value, cut, literal, names, row
 from holdfast.stores.rows import IDENTITY
 
 CLOCK = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
@@ -82,6 +84,8 @@ _TO_ENDED = {
 }
 _TO_READY = {**_CHANGED, "run_at": "IF(m.delay IS NULL, s.run_at, {now} + m.delay)", "cancel_asked": "0"}
 
+_written = attrgetter("to", "reason", "attempt", "failures", "crashes", "snoozes", "suspect", "failure_history")
+
 
 def _server_clock() -> str:
     return CLOCK
@@ -112,6 +116,10 @@ class Tables(msgspec.Struct, frozen=True):
 
     def transfer(self, source: str, target: str, moves: Sequence[Move], now: int) -> Iterator[str]:
         """The statements that carry out moves of jobs from one table to another, each at most so long."""
+        yield from self._copy(source, target, moves, now)
+        yield self.drop(source, [move.job_id for move in moves])
+
+    def _copy(self, source: str, target: str, moves: Sequence[Move], now: int) -> Iterator[str]:
         changes = _TO_ENDED if target == "ended" else _TO_READY
         columns = ENDED if target == "ended" else LIVE
         values = ", ".join(changes.get(column, f"s.`{column}`").format(now=now) for column in columns)
@@ -121,7 +129,40 @@ class Tables(msgspec.Struct, frozen=True):
                 f"FROM JSON_TABLE('[{','.join(documents)}]', {_MOVE_COLUMNS}) AS m "
                 f"JOIN {self.by_id(source, 's')} ON s.id = m.id"
             )
-        yield self.drop(source, [move.job_id for move in moves])
+
+    def end_well(self, moves: Sequence[Move], now: int) -> Iterator[str]:
+        """The statements that end jobs in flight whose leases were compared, those that are alike in one go."""
+        by_kind: dict[tuple[Any, ...], list[Move]] = {}
+        for move in moves:
+            by_kind.setdefault(_written(move), []).append(move)
+        for alike in by_kind.values():
+            if len({move.result for move in alike}) == 1:
+                yield self._end_alike(alike, now)
+            else:
+                yield from self._copy("in_flight", "ended", alike, now)
+        yield self.drop("in_flight", [move.job_id for move in moves])
+
+    def _end_alike(self, moves: Sequence[Move], now: int) -> str:
+        one = moves[0]
+        written: dict[str, Value] = {
+            "state": one.to.value,
+            "reason": one.reason.value,
+            "attempt": one.attempt,
+            "failures": one.failures,
+            "crashes": one.crashes,
+            "snoozes": one.snoozes,
+            "suspect": one.suspect,
+            "failure_history": one.failure_history,
+            "ended_at": now,
+            "result": one.result,
+        }
+        values = {column: literal(value) for column, value in written.items()}
+        values["expires_at"] = f"{now} + s.retention"
+        return (
+            f"INSERT INTO {self.ns}_ended ({quoted(ENDED)}) "
+            f"SELECT {', '.join(values.get(column, f's.`{column}`') for column in ENDED)} "
+            f"FROM {self.by_id('in_flight', 's')} WHERE s.id IN {names(move.job_id for move in moves)}"
+        )
 
     def count(self, changes: Mapping[tuple[str, str], int]) -> list[str]:
         """The statements that count ended jobs by queue and state.

@@ -139,6 +139,12 @@ def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
         mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             raise UnsafeStore(f"{path} cannot use a write-ahead log (its journal mode is {mode!r})")
+        encoding = connection.execute("PRAGMA encoding").fetchone()[0]
+        if encoding != "UTF-8":
+            raise UnsafeStore(
+                f"{path} keeps its text as {encoding}, in which payloads would be other bytes than were given: use a "
+                f"file of its own for the jobs, or one that was made with UTF-8"
+            )
     except BaseException:
         connection.close()
         raise

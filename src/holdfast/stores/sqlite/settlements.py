@@ -13,14 +13,13 @@ from typing import Any
 from holdfast.job import ENDED, JobId, Key, NewJob, State
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, judge
 from holdfast.stores.rows import IDENTITY, reason_of, state_of
-from holdfast.stores.runs import runs_of_distinct_jobs
+from holdfast.stores.runs import ends_well, runs_of_distinct_jobs
 from holdfast.stores.sqlite.database import Database, marks
 from holdfast.stores.sqlite.inserts import Inserts
 from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.sets import padded, pieces, size_for, value_rows
 
 _written = attrgetter("to", "reason", "attempt", "failures", "crashes", "snoozes", "suspect", "failure_history")
-_HELD = frozenset({State.IN_FLIGHT})
 
 
 class Settlements:
@@ -75,7 +74,7 @@ class Settlements:
         plain: list[Move] = []
         others: list[Move] = []
         for move in moves:
-            (plain if _ends_what_it_holds(move) else others).append(move)
+            (plain if ends_well(move) else others).append(move)
         if not plain or not self._all_hold(db, plain):
             return self.apply_distinct(db, moves, now)
         for piece in pieces(plain):
@@ -83,7 +82,7 @@ class Settlements:
         if not others:
             return [Applied.APPLIED] * len(plain)
         answers = iter(self.apply_distinct(db, others, now))
-        return [Applied.APPLIED if _ends_what_it_holds(move) else next(answers) for move in moves]
+        return [Applied.APPLIED if ends_well(move) else next(answers) for move in moves]
 
     def _all_hold(self, db: Database, moves: Sequence[Move]) -> bool:
         """Whether each of these jobs is held by its move's session, which is open: then `judge` would say `APPLIED`."""
@@ -216,17 +215,3 @@ class Settlements:
                 return False
             self._inserts.hold_key(db, queue, key, move.job_id, now)
         return True
-
-
-def _ends_what_it_holds(move: Move) -> bool:
-    """Whether the move ends a job for an open session that holds it, whatever else is known of the job."""
-    return (
-        move.to is State.SUCCEEDED
-        and move.sources == _HELD
-        and move.session_open is True
-        and move.session_id is not None
-        and move.despite_cancel
-        and not move.raise_version
-        and move.key_change is KeyChange.KEEP
-        and not move.then
-    )

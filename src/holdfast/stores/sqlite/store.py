@@ -386,17 +386,25 @@ class SqliteStore:
         while True:
             self._clock.pause(_WATCH_INTERVAL if quiet < _LOOKS_UNTIL_IDLE else _IDLE_WATCH_INTERVAL)
             quiet += 1
-            opened = self._opened
-            commits = opened.writer.foreign_commits() if opened is not None else None
-            if commits is not None and commits != self._seen:
-                self._seen = commits
-                self._hub.notify()
-                quiet = 0
+            try:
+                if self._others_committed():
+                    self._hub.notify()
+                    quiet = 0
+            except Exception:
+                quiet = _LOOKS_UNTIL_IDLE  # whatever it was: whoever waits needs the next look, and polls meanwhile
             with self._watching:
                 self._patience = _LOOKS_WITHOUT_WAITER if self._hub else self._patience - 1
                 if self._patience < 0:
                     self._watcher = None
                     return
+
+    def _others_committed(self) -> bool:
+        opened = self._opened
+        commits = opened.writer.foreign_commits() if opened is not None else None
+        if commits is None or commits == self._seen:
+            return False
+        self._seen = commits
+        return True
 
 
 def _close_dropped(opened: _Opened, ports: Ports) -> None:

@@ -63,6 +63,7 @@ class Writer:
         self._durable = durable
         self._connection = connect(path, durable=durable, timeout=timeout, clock=self._clock)
         self._connected = True
+        self._connections = 1
         self._identity = FileIdentity(path, self._clock)
         self._closed = False
         self.calls = CallThread(self._serve_batch, name="holdfast-sqlite-writer", timeout=timeout, ports=ports)
@@ -186,6 +187,7 @@ class Writer:
             except sqlite3.Error as error:
                 raise store_error(error, self._path) from error
             self._identity.forget_side_files()
+            self._connections += 1
             self._connected = True
 
     def _begin(self) -> sqlite3.Error | None:
@@ -254,8 +256,11 @@ class Writer:
         for call in calls:
             call.error = error
 
-    def foreign_commits(self) -> int | None:
-        """A number that changes when anybody but this writer commits. None while this writer is busy or closed."""
+    def foreign_commits(self) -> tuple[int, int] | None:
+        """What changes when anybody but this writer commits. None while this writer is busy or closed.
+
+        A new connection counts anew, so it is a change in itself: somebody may have committed before it was opened.
+        """
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -263,7 +268,7 @@ class Writer:
                 return None
             self._reconnect()
             # The pragma counts the commits of all other connections; when idle it only reads shared memory.
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+            return self._connections, int(self._connection.execute("PRAGMA data_version").fetchone()[0])
         except (sqlite3.Error, StoreError):
             return None
         finally:
