@@ -20,6 +20,7 @@ PEERS ?=
 RUNS ?=
 SCALE ?=
 FIGURES ?=
+NAME ?= --help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,7 +35,7 @@ AT_ONCE := $(if $(ARGS),,-n 2 --dist loadfile)
 # What the fault runs write, and the report that is made of it.
 CHAOS := build/chaos
 
-.PHONY: help run test chaos mutants check bench lock clean
+.PHONY: help run test chaos mutants check bench study lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,7 +66,9 @@ bench: $(READY)  ## measure every engine beside its peers: ENGINE=redis PEERS=bu
 	@scripts/install_servers
 	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks run $(if $(ENGINE),--engine $(ENGINE)) $(if $(PEERS),--peers $(PEERS)) \
 		$(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
-	@echo "all of it again: .venv/bin/python -m benchmarks report"
+
+study: $(READY)  ## run a single benchmark behind a decision record: NAME=redis-memory
+	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks study $(NAME) $(ARGS)
 
 lock: $(CREATED)  ## pin all development requirements again, with hashes (UPGRADE=1: newest versions)
 	@$(BIN)/python -c 'import piptools' 2>/dev/null || $(PIP) install pip-tools
