@@ -112,6 +112,19 @@ def test_only_a_measurement_that_lasted_long_enough_counts() -> None:
     assert sizes.measured("drain", 3.0, warming)["n"] == seen["n"]
 
 
+def test_a_measurement_like_another_begins_with_its_size() -> None:
+    sizes = _Sizes(scale=1.0)
+    count = sizes.measured("drain", 3.0, warming)["n"]
+    tried: list[int] = []
+
+    def noted(number: int) -> Figures:
+        tried.append(number)
+        return warming(number)
+
+    sizes.measured("drain2", 3.0, noted, like="drain")
+    assert tried == [count]
+
+
 def test_sizes_are_bounded() -> None:
     tried: list[int] = []
 
