@@ -20,6 +20,7 @@ PEERS ?=
 RUNS ?=
 SCALE ?=
 FIGURES ?=
+NAME ?= --help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # What the fault runs write, and the report that is made of it.
 CHAOS := build/chaos
 
-.PHONY: help run test chaos mutants check bench lock clean
+.PHONY: help run test chaos mutants check bench study lock clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,7 +64,9 @@ bench: $(READY)  ## measure every engine beside its peers: ENGINE=redis PEERS=bu
 	@scripts/install_servers
 	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks run $(if $(ENGINE),--engine $(ENGINE)) $(if $(PEERS),--peers $(PEERS)) \
 		$(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
-	@echo "all of it again: .venv/bin/python -m benchmarks report"
+
+study: $(READY)  ## run a single benchmark behind a decision record: NAME=redis-memory
+	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m benchmarks study $(NAME) $(ARGS)
 
 lock: $(CREATED)  ## pin all development requirements again, with hashes (UPGRADE=1: newest versions)
 	@$(BIN)/python -c 'import piptools' 2>/dev/null || $(PIP) install pip-tools

@@ -143,7 +143,10 @@ def peers_of(engine: str, wanted: str) -> tuple[list[Contestant], list[tuple[str
     chosen = [one for one in catalogue.CATALOGUE if one.engine == engine and (one.is_default or not defaults_only)]
     if wanted not in ("best", "all"):
         names = wanted.split(",")
-        catalogue.named(names)
+        try:
+            catalogue.named(names)
+        except KeyError as error:
+            raise SystemExit(error.args[0]) from None
         chosen = [entry for entry in chosen if {entry.name, f"{entry.name}@{engine}"} & set(names)]
     outcomes = install.install([f"{entry.name}@{engine}" for entry in chosen]) if chosen else []
     peers = [

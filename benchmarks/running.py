@@ -5,6 +5,7 @@ import os
 import platform
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ TRIALS = 6
 STEP = 20.0
 MOST = 1_000_000
 LATENCIES = 300
-IDLE_SECONDS = 12.0
+IDLE_SECONDS = 20.0
 BACKLOG = 1_000_000
 HELD_SECONDS = 120.0
 
@@ -56,15 +57,17 @@ class _Sizes:
     scale: float
     counts: dict[str, int] = field(default_factory=dict)
 
-    def measured(self, name: str, wanted: float, measure: Callable[[int], Figures]) -> Figures:
+    def measured(self, name: str, wanted: float, measure: Callable[[int], Figures], like: str = "") -> Figures:
         """The first measurement that lasts long enough. Shorter ones only tell how many jobs that takes.
+
+        `like`: another measurement of this contestant that took about as many, if it was made before.
 
         A rate from few jobs says little about one from many: a runtime that compiles what runs often does twice as much
         when it is warm. So no measurement is sized by the rate of a much shorter one and then believed, whatever it
         lasts.
         """
         wanted *= self.scale
-        count = self.counts.get(name, TRIAL)
+        count = self.counts.get(name) or self.counts.get(like, TRIAL)
         seen = measure(count)
         for _ in range(TRIALS):
             if seen["seconds"] >= ENOUGH * wanted or count >= MOST:
@@ -83,6 +86,7 @@ class Run:
         self._out = out
         self._progress = progress
         self._bar = progress.add_task(plan.engine, total=None)
+        self._sizes: dict[str, _Sizes] = defaultdict(lambda: _Sizes(plan.scale))
 
     def run(self) -> None:
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as text, self._marks() as marks:
@@ -140,7 +144,6 @@ class Run:
         self, group: str, benches: list[Bench], measure: Callable[[Bench, _Sizes, int], dict[str, Figures]]
     ) -> None:
         """Every contestant in every round; each round begins with the next of them. Who fails is out of this group."""
-        sizes = {bench.program.contestant.name: _Sizes(self._plan.scale) for bench in benches}
         for number in range(self._plan.runs):
             first = number % max(1, len(benches))
             for bench in (*benches[first:], *benches[:first]):
@@ -148,7 +151,7 @@ class Run:
                 where = f"{self._plan.engine}: {group}, round {number + 1} of {self._plan.runs}: {contestant.name}"
                 self._progress.update(self._bar, description=where, refresh=True)
                 try:
-                    for figure, seen in measure(bench, sizes[contestant.name], number).items():
+                    for figure, seen in measure(bench, self._sizes[contestant.name], number).items():
                         self._write(contestant=contestant.name, kind=contestant.kind, figure=figure, run=number, **seen)
                 except ContestantFailedError as error:
                     self._write(contestant=contestant.name, kind=contestant.kind, figure=group, error=str(error))
@@ -182,7 +185,10 @@ class Run:
 
     @staticmethod
     def _drained(bench: Bench, sizes: _Sizes, name: str, *, workers: int = 1, plain: bool = False) -> Figures:
-        return sizes.measured(name, DRAIN_SECONDS, lambda count: bench.drain(count, workers=workers, plain=plain))
+        def measure(count: int) -> Figures:
+            return bench.drain(count, workers=workers, plain=plain)
+
+        return sizes.measured(name, DRAIN_SECONDS, measure, like="drain")
 
     def _latency(self, bench: Bench, sizes: _Sizes, number: int) -> dict[str, Figures]:
         """Idle is looked at in the first round only: nothing competes with a worker that does nothing."""

@@ -1,5 +1,6 @@
 """Bare MariaDB or MySQL: asyncmy, claims with SKIP LOCKED at READ COMMITTED, a version compared at the end."""
 
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -9,23 +10,33 @@ import pymysql
 import uuid_utils
 
 from benchmarks.bare.loop import Taken, work
+from benchmarks.bare.rows import changed, columns, ended, names
 from benchmarks.program import Program, main, run_loop, url
 
+ASCII = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin"
+COLUMNS = [
+    "seq BIGINT UNSIGNED NOT NULL",
+    *columns(
+        id="CHAR(36) CHARACTER SET ascii COLLATE ascii_bin",
+        text=ASCII,
+        small="SMALLINT",
+        whole="INT",
+        big="BIGINT",
+        binary="LONGBLOB",
+    ),
+]
+ENDED = ended(text=ASCII, big="BIGINT", binary="LONGBLOB")
+NOW = "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)"
+COUNTED = COLUMNS[0] + " AUTO_INCREMENT"
 SCHEMA = (
-    """CREATE TABLE bare_ready (
-        seq BIGINT UNSIGNED AUTO_INCREMENT, id CHAR(36) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-        task VARCHAR(255) NOT NULL, payload LONGBLOB NOT NULL, queue VARCHAR(255) CHARACTER SET ascii NOT NULL,
-        priority SMALLINT NOT NULL, version BIGINT NOT NULL DEFAULT 0, attempt INT NOT NULL DEFAULT 0,
-        PRIMARY KEY (queue, priority, seq), KEY (seq)) ENGINE = InnoDB""",
-    """CREATE TABLE bare_held (
-        seq BIGINT UNSIGNED PRIMARY KEY, id CHAR(36) CHARACTER SET ascii COLLATE ascii_bin, task VARCHAR(255),
-        payload LONGBLOB, queue VARCHAR(255), priority SMALLINT, version BIGINT, attempt INT, session_id VARCHAR(128)
-        ) ENGINE = InnoDB""",
-    """CREATE TABLE bare_ended (
-        seq BIGINT UNSIGNED PRIMARY KEY, id CHAR(36) CHARACTER SET ascii COLLATE ascii_bin, task VARCHAR(255),
-        payload LONGBLOB, queue VARCHAR(255), state SMALLINT, attempt INT, result LONGBLOB) ENGINE = InnoDB""",
+    f"CREATE TABLE bare_ready ({', '.join([COUNTED, *COLUMNS[1:]])}, "
+    "PRIMARY KEY (queue, priority, seq), KEY (seq)) ENGINE = InnoDB",
+    f"CREATE TABLE bare_held ({', '.join(COLUMNS)}, PRIMARY KEY (seq)) ENGINE = InnoDB",
+    f"CREATE TABLE bare_ended ({', '.join(COLUMNS + ENDED)}, PRIMARY KEY (seq)) ENGINE = InnoDB",
 )
-INSERT = "INSERT INTO bare_ready (id, task, payload, queue, priority) VALUES (%s, 'noop', %s, 'bench', 5)"
+TAKEN = {"version": "version + 1", "attempt": "attempt + 1", "session_id": "'bench'", "claimed_at": NOW}
+# Placeholders only: PyMySQL makes one statement of many rows from nothing else.
+INSERT = "INSERT INTO bare_ready (id, task, payload, created_at, run_at) VALUES (%s, %s, %s, %s, %s)"
 
 
 def _access() -> dict[str, Any]:
@@ -39,8 +50,9 @@ def _access() -> dict[str, Any]:
     }
 
 
-def _new(number: int, text: str) -> tuple[str, bytes]:
-    return str(uuid_utils.uuid7()), b'{"n":%d,"s":"%s"}' % (number, text.encode())
+def _new(number: int, text: str) -> tuple[str, str, bytes, int, int]:
+    now = time.time_ns() // 1000
+    return str(uuid_utils.uuid7()), "noop", b'{"n":%d,"s":"%s"}' % (number, text.encode()), now, now
 
 
 class BareMysql(Program):
@@ -103,8 +115,7 @@ class _Loop:
                 self._floor = jobs[-1].id
                 those = f"queue = 'bench' AND priority = 5 AND seq IN ({','.join(str(job.id) for job in jobs)})"
                 await cursor.execute(
-                    "INSERT INTO bare_held SELECT seq, id, task, payload, queue, priority, version + 1, attempt + 1, "
-                    f"'bench' FROM bare_ready WHERE {those}"
+                    f"INSERT INTO bare_held SELECT {changed(COLUMNS, TAKEN)} FROM bare_ready WHERE {those}"
                 )
                 await cursor.execute(f"DELETE FROM bare_ready WHERE {those}")
             await self._claims.commit()
@@ -114,8 +125,8 @@ class _Loop:
         pairs = ",".join(f"({job.id},{job.version})" for job in jobs)
         async with self._settles.cursor() as cursor:
             await cursor.execute(
-                "INSERT INTO bare_ended SELECT seq, id, task, payload, queue, 2, attempt, 'null' FROM bare_held "
-                f"WHERE (seq, version) IN ({pairs})"
+                f"INSERT INTO bare_ended SELECT {names(COLUMNS)}, 'succeeded', {NOW}, {NOW} + retention, 'null' "
+                f"FROM bare_held WHERE (seq, version) IN ({pairs})"
             )
             settled: int = await cursor.execute(f"DELETE FROM bare_held WHERE (seq, version) IN ({pairs})")
             await self._settles.commit()

@@ -8,42 +8,36 @@ import psycopg
 import uuid_utils
 
 from benchmarks.bare.loop import Taken, work
+from benchmarks.bare.rows import changed, columns, ended, names
 from benchmarks.program import Program, main, run_loop, url
 
-SCHEMA = """
-CREATE TABLE bare_ready (
-    id uuid NOT NULL, task text NOT NULL, payload bytea NOT NULL, queue text COLLATE "C" NOT NULL, priority smallint NOT
-    NULL, run_at bigint NOT NULL, version int NOT NULL DEFAULT 0, attempt int NOT NULL DEFAULT 0,
-    PRIMARY KEY (queue, priority, id));
-CREATE TABLE bare_held (
-    id uuid PRIMARY KEY, task text, payload bytea, queue text, priority smallint, run_at bigint, version int,
-    attempt int, session_id text);
-CREATE TABLE bare_ended (
-    id uuid, task text, payload bytea, queue text, state smallint, ended_at bigint, attempt int, result bytea);
+COLUMNS = columns(id="uuid", text='text COLLATE "C"', small="smallint", whole="int", big="bigint", binary="bytea")
+ENDED = ended(text="text", big="bigint", binary="bytea")
+NOW = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"
+SCHEMA = f"""
+CREATE TABLE bare_ready ({", ".join(COLUMNS)}, PRIMARY KEY (queue, priority, id));
+CREATE TABLE bare_held ({", ".join(COLUMNS)}, PRIMARY KEY (id));
+CREATE TABLE bare_ended ({", ".join(COLUMNS + ENDED)});
 """
-INSERT = """
-INSERT INTO bare_ready (id, task, payload, queue, priority, run_at)
-VALUES (%s, 'noop', %s, 'bench', 5, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"""
-BULK = """
-INSERT INTO bare_ready (id, task, payload, queue, priority, run_at)
-SELECT id, 'noop', payload, 'bench', 5, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint
-FROM unnest(%s::uuid[], %s::bytea[]) new (id, payload)"""
+INSERT = f"INSERT INTO bare_ready (id, task, payload, created_at, run_at) VALUES (%s, 'noop', %s, {NOW}, {NOW})"
+BULK = f"""
+INSERT INTO bare_ready (id, task, payload, created_at, run_at)
+SELECT id, 'noop', payload, {NOW}, {NOW} FROM unnest(%s::uuid[], %s::bytea[]) new (id, payload)"""
 # Where the last claim ended: what was deleted before is not looked at again.
-CLAIM = """
+TAKEN = {"version": "version + 1", "attempt": "attempt + 1", "session_id": "'bench'", "claimed_at": NOW}
+CLAIM = f"""
 WITH chosen AS MATERIALIZED (
     SELECT ctid FROM bare_ready WHERE queue = 'bench' AND priority = 5 AND id >= %s
     ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED),
 taken AS (DELETE FROM bare_ready WHERE ctid = ANY (ARRAY (SELECT ctid FROM chosen)) RETURNING *)
-INSERT INTO bare_held
-SELECT id, task, payload, queue, priority, run_at, version + 1, attempt + 1, 'bench' FROM taken
+INSERT INTO bare_held ({names(COLUMNS)}) SELECT {changed(COLUMNS, TAKEN)} FROM taken
 RETURNING id, version, payload"""
-SETTLE = """
-WITH ended AS (
+SETTLE = f"""
+WITH gone AS (
     DELETE FROM bare_held USING unnest(%s::uuid[], %s::int[]) move (id, version)
     WHERE bare_held.id = move.id AND bare_held.version = move.version RETURNING bare_held.*)
-INSERT INTO bare_ended
-SELECT id, task, payload, queue, 2, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, attempt, 'null'
-FROM ended"""
+INSERT INTO bare_ended ({names(COLUMNS + ENDED)})
+SELECT {names(COLUMNS)}, 'succeeded', {NOW}, {NOW} + retention, 'null' FROM gone"""
 # The best plans, whatever the statistics say.
 PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
 
@@ -69,13 +63,13 @@ class BarePostgres(Program):
     def enqueue(self, number: int, text: str) -> None:
         if not hasattr(self, "_connection"):
             self._connection = psycopg.connect(url(), autocommit=True)
-        self._connection.execute(INSERT, _new(number, text), prepare=True)
+        self._connection.execute(INSERT.encode(), _new(number, text), prepare=True)
 
     async def open(self) -> None:
         self._async = await psycopg.AsyncConnection.connect(url(), autocommit=True)
 
     async def aenqueue(self, number: int, text: str) -> None:
-        await self._async.execute(INSERT, _new(number, text), prepare=True)
+        await self._async.execute(INSERT.encode(), _new(number, text), prepare=True)
 
     async def close(self) -> None:
         await self._async.close()
@@ -84,7 +78,7 @@ class BarePostgres(Program):
         if not hasattr(self, "_connection"):
             self._connection = psycopg.connect(url(), autocommit=True)
         ids, payloads = zip(*(_new(number, text) for number in numbers), strict=True)
-        self._connection.execute(BULK, (list(ids), list(payloads)), prepare=True)
+        self._connection.execute(BULK.encode(), (list(ids), list(payloads)), prepare=True)
 
     def worker(self) -> None:
         run_loop(work(_Loop()))
@@ -99,7 +93,7 @@ class _Loop:
 
     async def claim(self, limit: int) -> Sequence[Taken]:
         cursor = self._claims.cursor(binary=True)
-        await cursor.execute(CLAIM, (self._floor, limit), prepare=True)
+        await cursor.execute(CLAIM.encode(), (self._floor, limit), prepare=True)
         jobs = [Taken(*row) for row in await cursor.fetchall()]
         if jobs:
             self._floor = max(job.id for job in jobs)
@@ -107,7 +101,7 @@ class _Loop:
 
     async def settle(self, jobs: Sequence[Taken]) -> int:
         ids = [job.id for job in jobs]
-        cursor = await self._settles.execute(SETTLE, (ids, [job.version for job in jobs]), prepare=True)
+        cursor = await self._settles.execute(SETTLE.encode(), (ids, [job.version for job in jobs]), prepare=True)
         return cursor.rowcount
 
 

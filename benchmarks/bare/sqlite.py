@@ -11,29 +11,26 @@ from typing import Any, ClassVar
 import uuid_utils
 
 from benchmarks.bare.loop import Taken, work
+from benchmarks.bare.rows import columns, ended, names
 from benchmarks.program import Program, main, run_loop, url
 
-SCHEMA = """
-CREATE TABLE jobs (
-    id TEXT NOT NULL PRIMARY KEY, task TEXT NOT NULL, payload BLOB NOT NULL, queue TEXT NOT NULL,
-    priority INTEGER NOT NULL, state INTEGER NOT NULL DEFAULT 0, run_at INTEGER NOT NULL, version INTEGER NOT NULL
-    DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 0, session_id TEXT
-) WITHOUT ROWID, STRICT;
-CREATE INDEX ready ON jobs (queue, priority, run_at) WHERE state = 0;
-CREATE TABLE ended (
-    id TEXT NOT NULL PRIMARY KEY, task TEXT NOT NULL, payload BLOB NOT NULL, queue TEXT NOT NULL,
-    state INTEGER NOT NULL, ended_at INTEGER NOT NULL, attempt INTEGER NOT NULL, result BLOB
-) WITHOUT ROWID, STRICT;
+COLUMNS = columns(id="TEXT", text="TEXT", small="INTEGER", whole="INTEGER", big="INTEGER", binary="BLOB", empty="x''")
+ENDED = ended(text="TEXT", big="INTEGER", binary="BLOB")
+SCHEMA = f"""
+CREATE TABLE jobs ({", ".join(COLUMNS)}, held INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (id)) WITHOUT ROWID, STRICT;
+CREATE INDEX ready ON jobs (queue, priority, run_at) WHERE held = 0;
+CREATE TABLE ended ({", ".join(COLUMNS + ENDED)}, PRIMARY KEY (id)) WITHOUT ROWID, STRICT;
 """
-INSERT = "INSERT INTO jobs (id, task, payload, queue, priority, run_at) VALUES (?, 'noop', ?, 'bench', 5, ?)"
+INSERT = "INSERT INTO jobs (id, task, payload, created_at, run_at) VALUES (?1, 'noop', ?2, ?3, ?3)"
 CLAIM = """
-UPDATE jobs SET state = 1, attempt = attempt + 1, version = version + 1, session_id = 'bench'
-WHERE id IN (SELECT id FROM jobs WHERE queue = 'bench' AND state = 0 ORDER BY priority, run_at, id LIMIT ?)
+UPDATE jobs SET held = 1, attempt = attempt + 1, version = version + 1, session_id = 'bench', claimed_at = ?2
+WHERE id IN (
+    SELECT id FROM jobs WHERE queue = 'bench' AND priority = 5 AND held = 0 ORDER BY run_at, id LIMIT ?1)
 RETURNING id, version, payload"""
-KEEP = """
-INSERT INTO ended SELECT id, task, payload, queue, 2, ?3, attempt, x'6e756c6c'
-FROM jobs WHERE id = ?1 AND version = ?2 AND state = 1"""
-REMOVE = "DELETE FROM jobs WHERE id = ?1 AND version = ?2 AND state = 1"
+KEEP = f"""
+INSERT INTO ended SELECT {names(COLUMNS)}, 'succeeded', ?3, ?3 + retention, x'6e756c6c'
+FROM jobs WHERE id = ?1 AND version = ?2 AND held = 1"""
+REMOVE = "DELETE FROM jobs WHERE id = ?1 AND version = ?2 AND held = 1"
 
 
 def _path() -> Path:
@@ -101,16 +98,16 @@ class _Loop:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _claim(self, limit: int) -> list[Taken]:
-        ended, self._ended = self._ended, []
-        if not ended and not limit:
+        done, self._ended = self._ended, []
+        if not done and not limit:
             return []
         self._connection.execute("BEGIN IMMEDIATE")
-        if ended:
-            now = time.time_ns() // 1000
-            self._connection.executemany(KEEP, [(job.id, job.version, now) for job in ended])
-            removed = self._connection.executemany(REMOVE, [(job.id, job.version) for job in ended])
-            assert removed.rowcount == len(ended)
-        rows = self._connection.execute(CLAIM, (limit,)).fetchall() if limit else []
+        now = time.time_ns() // 1000
+        if done:
+            self._connection.executemany(KEEP, [(job.id, job.version, now) for job in done])
+            removed = self._connection.executemany(REMOVE, [(job.id, job.version) for job in done])
+            assert removed.rowcount == len(done)
+        rows = self._connection.execute(CLAIM, (limit, now)).fetchall() if limit else []
         self._connection.execute("COMMIT")
         return [Taken(*row) for row in rows]
 

@@ -16,6 +16,8 @@ from benchmarks.peers.catalogue import named
 from benchmarks.peers.install import install
 from benchmarks.peers.smoke import VERBS, Trial, try_out
 
+NOT_INSTALLABLE = "not installable"
+
 
 def main() -> int:
     """Exit code 1 if a peer that was asked for cannot be installed, or does not work."""
@@ -44,16 +46,22 @@ def main() -> int:
             print(f"trying {outcome.entry.name} on {outcome.entry.engine}", file=sys.stderr, flush=True)
             trials.append(try_out(outcome.entry))
         else:
-            trials.append(Trial(outcome.entry, "", {"info": f"not installable: {outcome.reason}"}))
+            trials.append(Trial(outcome.entry, "", {"info": f"{NOT_INSTALLABLE}: {outcome.reason}"}))
     _print_trials(trials)
     return 0 if all(trial.is_good for trial in trials) else 1
+
+
+def _shown(word: str) -> str:
+    if word in {"ok", "none", ""}:
+        return word
+    return "[yellow]absent" if word.startswith(NOT_INSTALLABLE) else "[red]failed"
 
 
 def _print_trials(trials: list[Trial]) -> None:
     table = Table("engine", "peer", "version", *VERBS)
     for trial in trials:
         said = {verb: trial.verbs.get(verb, "") for verb in VERBS}
-        shown = [word if word in {"ok", "none", ""} else "[red]failed" for word in said.values()]
+        shown = [_shown(word) for word in said.values()]
         table.add_row(trial.entry.engine, trial.entry.name, trial.version, *shown)
     Console(width=160).print(table)
     for trial in trials:

@@ -108,7 +108,7 @@ CATALOGUE: Sequence[Entry] = (
 
 
 def of_engine(engine: Engine, *, defaults_only: bool = False) -> list[Entry]:
-    """The peers on an engine, in the order of the catalogue: the fastest first, by the last full run."""
+    """The peers on an engine, in the order of the catalogue: the default ones first."""
     return [entry for entry in CATALOGUE if entry.engine == engine and (entry.is_default or not defaults_only)]
 
 

@@ -34,6 +34,7 @@ OPERATOR_COMMANDS = [
     ("keep",),
     ("migrate",),
     ("doctor",),
+    ("bench",),
 ]
 
 
@@ -45,7 +46,7 @@ def test_without_a_store_it_is_bad_usage(command: tuple[str, ...]) -> None:
     result = run(*command)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Missing option '--store' (env var: 'HOLDFAST_STORE')" in result.stderr or (
-        command in (("migrate",), ("doctor",)) and "Missing argument 'URL'" in result.stderr
+        command in (("migrate",), ("doctor",), ("bench",)) and "Missing argument 'URL'" in result.stderr
     )
 
 

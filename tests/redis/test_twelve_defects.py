@@ -449,7 +449,7 @@ def _named(line: str, commands: dict[tuple[str, ...], Any]) -> tuple[Any, set[st
 def test_11_what_is_measured_is_measured_from_its_own_start() -> None:
     """There: the bench took "now minus creation" after the whole run, so that p50 was 252 s in its own evidence.
 
-    `holdfast bench` is not there yet; our benchmarks share one way to measure. What ran before does not count.
+    Our benchmarks share one way to measure. What ran before does not count.
     """
     waited = 0.15
 

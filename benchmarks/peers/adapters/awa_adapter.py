@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import awa
 from protocol import PLAIN, VARIANT, Info, Peer, address, empty_postgres, main, mark, run, versions
 
-AT_ONCE = int(VARIANT or 50)
+AT_ONCE = int(VARIANT or 200)
 QUEUE = "bench"
 # The view `awa.jobs` says it too, but needs minutes for a hundred thousand jobs that are done.
 PENDING = """

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from holdfast.cli.bench import bench
 from holdfast.cli.dead import dead
 from holdfast.cli.demo import demo
 from holdfast.cli.doctor import doctor
@@ -93,6 +94,7 @@ program.command("workers", rich_help_panel=_LOOK)(list_workers)
 program.command("stats", rich_help_panel=_LOOK)(show_stats)
 program.command("migrate", rich_help_panel=_STORE)(migrate)
 program.command("doctor", rich_help_panel=_STORE)(doctor)
+program.command("bench", rich_help_panel=_STORE)(bench)
 
 
 def main() -> None:

@@ -1,0 +1,209 @@
+"""What is made of a run's lines: medians, verdicts, failures, the documentation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.report import (
+    BEGIN,
+    END,
+    engine_plot,
+    engine_table,
+    failures,
+    page,
+    print_report,
+    readme_section,
+    too_short,
+    with_section,
+    write_docs,
+)
+from benchmarks.results import Results
+from benchmarks.targets import TARGETS, Judged, Target, judge, judged
+
+
+def line(contestant: str, figure: str, *values: float, engine: str = "redis", **more: Any) -> list[str]:
+    kind = contestant if contestant in ("holdfast", "bare") else "peer"
+    return [
+        json.dumps({"engine": engine, "contestant": contestant, "kind": kind, "figure": figure, "value": value, **more})
+        for value in values
+    ]
+
+
+def info(contestant: str, *, engine: str = "redis", language: str = "python", **more: Any) -> list[str]:
+    kind = contestant if contestant in ("holdfast", "bare") else "peer"
+    said = {"lib": contestant, "language": language, "threads": False, **more}
+    return [json.dumps({"engine": engine, "contestant": contestant, "kind": kind, "figure": "info", "info": said})]
+
+
+def failed(contestant: str, figure: str, error: str, engine: str = "redis") -> list[str]:
+    record = {"engine": engine, "contestant": contestant, "kind": "peer", "figure": figure, "error": error}
+    return [json.dumps(record)]
+
+
+def machine(scale: float = 1.0) -> list[str]:
+    said = {"cores": 2, "python": "3.11.7", "at": "today", "runs": 3, "scale": scale}
+    return [json.dumps({"engine": "", "figure": "machine", "info": said})]
+
+
+def results(*parts: list[str]) -> Results:
+    return Results.of([text for part in parts for text in part])
+
+
+def verdict(seen: Results, engine: str, figure: str, words: str) -> Judged:
+    [target] = [one for one in TARGETS if (one.engine, one.figure, one.words) == (engine, figure, words)]
+    return judge(target, seen)
+
+
+def test_the_median_counts() -> None:
+    seen = results(info("holdfast"), line("holdfast", "drain", 10, 1000, 30))
+    ours = seen.ours("redis")
+    assert ours is not None
+    assert ours.value("drain") == 30
+    assert ours.value("drain2") is None
+
+
+@pytest.mark.parametrize(("ours", "expected"), [(300.0, "met"), (299.0, "missed")])
+def test_more_is_better_for_a_rate(ours: float, expected: str) -> None:
+    seen = results(info("bullmq", language="node"), line("bullmq", "drain", 100), line("holdfast", "drain", ours))
+    assert verdict(seen, "redis", "drain", "BullMQ").verdict == expected
+
+
+@pytest.mark.parametrize(("ours", "expected"), [(1.1, "met"), (1.2, "missed")])
+def test_less_is_better_for_a_latency(ours: float, expected: str) -> None:
+    seen = results(
+        info("huey"), info("rq"), line("huey", "latency_p50", 1.0), line("rq", "latency_p50", 9.0),
+        line("holdfast", "latency_p50", ours),
+    )  # fmt: skip
+    judgement = verdict(seen, "redis", "latency_p50", "the best peer")
+    assert (judgement.verdict, judgement.rival) == (expected, "huey")
+
+
+def test_the_best_peer_is_the_best_of_those_that_count_and_were_measured() -> None:
+    seen = results(
+        info("bullmq", language="node"), line("bullmq", "drain", 9_000),
+        info("taskiq"), line("taskiq", "drain", 100),
+        info("huey"), line("huey", "drain", 200), failed("huey", "drain", "a worker ended"),
+        info("saq"), line("saq", "drain", 150),
+        line("holdfast", "drain", 3_000),
+    )  # fmt: skip
+    judgement = verdict(seen, "redis", "drain", "the best Python peer")
+    assert (judgement.theirs, judgement.rival, judgement.ratio) == (150, "saq", 20)
+
+
+def test_what_failed_in_a_later_round_is_no_figure() -> None:
+    seen = results(
+        info("rq"), line("rq", "drain", 100, 110), failed("rq", "drain", "trace\n3 of 9 jobs stayed pending")
+    )
+    assert seen.peers("redis")[0].value("drain") is None
+    assert list(failures(seen)) == ["Redis: rq: drain: 3 of 9 jobs stayed pending"]
+
+
+def test_a_peer_that_cannot_be_installed_is_named() -> None:
+    assert list(failures(results(failed("oban", "info", "needs Python 3.12", engine="postgres")))) == [
+        "PostgreSQL: oban: did not start: needs Python 3.12"
+    ]
+
+
+def test_without_anything_to_compare_with_there_is_no_verdict() -> None:
+    seen = results(info("holdfast"), line("holdfast", "drain", 100))
+    assert verdict(seen, "redis", "drain", "BullMQ").verdict == "not measured"
+    assert (
+        verdict(results(info("huey"), line("huey", "drain", 1)), "redis", "drain", "BullMQ").verdict == "not measured"
+    )
+
+
+def test_an_enqueue_is_compared_with_whichever_of_their_calls_is_faster() -> None:
+    seen = results(
+        info("taskiq"), line("taskiq", "enqueue_one", 50), line("taskiq", "enqueue_one_async", 80),
+        info("huey"), line("huey", "enqueue_one", 500),
+        line("holdfast", "enqueue_one", 70),
+    )  # fmt: skip
+    judgement = verdict(seen, "redis", "enqueue_one", "every Python peer but Huey")
+    assert (judgement.verdict, judgement.theirs) == ("missed", 80)
+
+
+def test_a_limit_of_its_own() -> None:
+    seen = results(line("holdfast", "rss_process", 59), line("holdfast", "idle", 61))
+    found = {one.target.figure: one.verdict for one in judged(seen) if one.target.beside == "nothing"}
+    assert found == {"rss_process": "met", "idle": "missed"}
+
+
+def test_only_engines_that_took_part_are_judged() -> None:
+    assert {one.target.engine for one in judged(results(line("holdfast", "drain", 1, engine="memory")))} == {"memory"}
+
+
+def test_every_target_has_words() -> None:
+    for target in TARGETS:
+        assert target.wanted.startswith(("≥", "≤"))
+    assert Target("redis", "latency_p50", 1.1).wanted == "≤ 1.1 × the best peer"
+    assert Target("postgres", "growth", 0.8, "nothing").wanted == "≥ 0.8"
+
+
+def test_a_round_that_was_too_short_is_told() -> None:
+    seen = results(
+        info("bullmq"),
+        line("bullmq", "enqueue_bulk", 4_700, seconds=0.15, wanted=2.5),
+        line("bullmq", "drain", 9_000, seconds=2.6, wanted=3.0),
+    )
+    assert list(too_short(seen)) == ["Redis: bullmq: enqueue_bulk: a round lasted 0.1 s only"]
+
+
+def test_a_try_at_a_smaller_scale_is_never_written_as_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = results(machine(scale=0.1), info("holdfast"), line("holdfast", "drain", 100))
+    with pytest.raises(SystemExit, match=r"a try at scale 0\.1"):
+        write_docs(seen, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    print_report(seen)
+    assert "a try at a smaller scale" in capsys.readouterr().out
+
+
+def test_the_documentation_is_written(tmp_path: Path) -> None:
+    seen = results(
+        machine(),
+        info("holdfast", lib="Holdfast"), line("holdfast", "drain", 40_000),
+        info("bullmq", language="node", settings="a | b"), line("bullmq", "drain", 20_000),
+        failed("oban", "info", "needs Python 3.12"),
+    )  # fmt: skip
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nstale\n{END}\nafter\n")
+    write_docs(seen, tmp_path)
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.startswith("before\n") and readme.endswith("\nafter\n") and "stale" not in readme  # noqa: PT018
+    assert "| Redis | drain | 40,000 | 20,000 (bullmq) | 2.00 | ≥ 3 × BullMQ | missed |" in readme
+    text = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "| drain, one worker process, jobs/s | 40,000 | 20,000 |" in text
+    assert "a / b" in text
+    assert "did not start: needs Python 3.12" in text
+    assert (tmp_path / "docs" / "benchmarks" / "redis.svg").exists()
+    write_docs(seen, tmp_path)
+    assert (tmp_path / "README.md").read_text() == readme
+
+
+def test_a_readme_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="markers"):
+        with_section("nothing", readme_section(results(machine())))
+
+
+def test_the_plot_is_a_picture_with_bars_in_proportion() -> None:
+    seen = results(
+        info("holdfast", lib="Hold<fast>"), line("holdfast", "drain", 400), info("bullmq"), line("bullmq", "drain", 100)
+    )
+    root = ElementTree.fromstring(engine_plot("redis", seen))
+    long, short = [float(bar.attrib["width"]) for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert long == pytest.approx(4 * short)
+    assert "Hold<fast>" in [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_ours_comes_first_and_the_fastest_peer_next() -> None:
+    seen = results(
+        info("rq"), line("rq", "drain", 10), info("huey"), line("huey", "drain", 20), info("bare"),
+        line("bare", "drain", 5), info("holdfast"), line("holdfast", "drain", 1),
+    )  # fmt: skip
+    assert engine_table("redis", seen).splitlines()[0] == "|  | holdfast | bare | huey | rq |"
+    assert page(seen).startswith("# Benchmarks\n")
