@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import holdfast.stores.sqlite.verbs
+import holdfast.stores.sqlite.settlements
 from holdfast.lifecycle import Applied, Move, Standing, judge
 from holdfast.ports import Ports
 from holdfast.store import Store
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.inserts import Inserts
 from holdfast.stores.sqlite.queries import Queries
-from holdfast.stores.sqlite.verbs import Verbs
 from tests.model.machine import StoreModel, agrees_with_memory, search_for_a_fault
 
 EXAMPLES = 160
@@ -37,11 +37,11 @@ def no_token(patch: pytest.MonkeyPatch) -> None:
         version = standing.version if standing else move.version
         return judge(replace(move, version=version, session_id=None, session_open=None), standing)
 
-    patch.setattr(holdfast.stores.sqlite.verbs, "judge", blind)
+    patch.setattr(holdfast.stores.sqlite.settlements, "judge", blind)
 
 
 def keys_are_never_freed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Verbs, "_free_key", lambda *args: None)
+    patch.setattr(Inserts, "free_key", lambda *args: None)
 
 
 def pauses_are_ignored(patch: pytest.MonkeyPatch) -> None:

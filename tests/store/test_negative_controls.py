@@ -10,11 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast.stores.memory
-import holdfast.stores.sqlite.verbs
+import holdfast.stores.sqlite.settlements
 from holdfast.job import State
 from holdfast.lifecycle import Applied, Failed, Move, Standing, Succeeded, judge
 from holdfast.store import ClaimRequest, SessionPage
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite.inserts import Inserts
 from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.verbs import Verbs
 from holdfast.testing import suite
@@ -38,7 +39,7 @@ def _patch_judge(patch: pytest.MonkeyPatch, *, version: bool = True, **ignored: 
         return judge(replace(move, **ignored), standing)
 
     patch.setattr(holdfast.stores.memory, "judge", blind)
-    patch.setattr(holdfast.stores.sqlite.verbs, "judge", blind)
+    patch.setattr(holdfast.stores.sqlite.settlements, "judge", blind)
 
 
 def no_token(patch: pytest.MonkeyPatch) -> None:
@@ -68,7 +69,7 @@ def no_cancel_guard(patch: pytest.MonkeyPatch) -> None:
         return judge(move, standing and replace(standing, cancel_asked=False))
 
     patch.setattr(holdfast.stores.memory, "judge", deaf)
-    patch.setattr(holdfast.stores.sqlite.verbs, "judge", deaf)
+    patch.setattr(holdfast.stores.sqlite.settlements, "judge", deaf)
 
 
 def no_session_check_in_claim(patch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def no_session_check_in_claim(patch: pytest.MonkeyPatch) -> None:
 
     def claim_in_sqlite(self: Verbs, db: Any, request: ClaimRequest, now: int) -> Any:
         with pytest.MonkeyPatch.context() as during:
-            during.setattr(self, "_open_among", lambda db, session_ids: {request.session_id})
+            during.setattr(self.queries, "open_among", lambda db, session_ids: {request.session_id})
             return verbs_claim(self, db, request, now)
 
     patch.setattr(MemoryStore, "claim", claim_in_memory)
@@ -92,7 +93,7 @@ def no_session_check_in_claim(patch: pytest.MonkeyPatch) -> None:
 def no_keys(patch: pytest.MonkeyPatch) -> None:
     """Nobody ever holds a key."""
     patch.setattr(MemoryStore, "_key_holder", lambda *args: None)
-    patch.setattr(Verbs, "_key_holder", lambda *args: None)
+    patch.setattr(Inserts, "key_holder", lambda *args: None)
 
 
 def no_compare_in_close(patch: pytest.MonkeyPatch) -> None:
