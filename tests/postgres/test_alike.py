@@ -54,8 +54,8 @@ async def test_nearly_all_jobs_take_these_paths(store: PostgresStore, asked: lis
     await claim(store, session)  # it learns that there is this lane
     await store.insert(new_jobs(3))
     asked.clear()
-    await store.insert(new_jobs(3))
-    await finish(store, await claim(store, session, 6))
+    await store.insert(new_jobs(4))
+    await finish(store, await claim(store, session, 7))
     assert asked == ["insert_alike", "claim_lane", "succeed"]
 
 
@@ -79,20 +79,20 @@ async def test_some_were_there_before(store: PostgresStore, where: str) -> None:
 
 
 async def test_named_twice(store: PostgresStore) -> None:
-    one, two = new_jobs(2)
-    assert statuses(await store.insert([one, two, one])) == ["created", "created", "existing"]
+    one, two, three = new_jobs(3)
+    assert statuses(await store.insert([one, two, one, three])) == ["created", "created", "existing", "created"]
     [counts] = await store.counts()
-    assert counts.ready == 2
+    assert counts.ready == 3
 
 
 async def test_an_id_that_was_there_does_not_spoil_the_transaction(database: Database, store: PostgresStore) -> None:
-    old, fresh = new_jobs(2)
+    old, *fresh = new_jobs(4)
     await store.insert([old])
     with raw(database.url, autocommit=False) as connection:
-        assert statuses(store.insert_on(connection, [fresh, old])) == ["created", "existing"]
-        assert statuses(store.insert_on(connection, new_jobs(1))) == ["created"]
+        assert statuses(store.insert_on(connection, [*fresh, old])) == ["created"] * 3 + ["existing"]
+        assert statuses(store.insert_on(connection, new_jobs(4))) == ["created"] * 4
     [counts] = await store.counts()
-    assert counts.ready == 3
+    assert counts.ready == 8
 
 
 @pytest.mark.parametrize("alike", [True, False])

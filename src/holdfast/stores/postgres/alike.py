@@ -31,6 +31,8 @@ _SAME = (
     "run_at",
 )
 _same_of = attrgetter(*_SAME)
+_FEW = 4
+"""With fewer jobs, a JSON object for each costs no more than the arrays do."""
 
 
 class _More(msgspec.Struct, gc=False):
@@ -47,9 +49,11 @@ class _More(msgspec.Struct, gc=False):
 
 
 def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
-    """The values of `_insert_alike`, but for the last: ids, places, payloads, the rest. None if the jobs differ in more
-    than their ids and payloads.
+    """The values of `_insert_alike`, but for the last: ids, places, payloads, the rest. None if the jobs are few, or
+    differ in more than their ids and payloads.
     """
+    if len(jobs) < _FEW:
+        return None
     same = _same_of(jobs[0])
     if [*map(_same_of, jobs)].count(same) < len(jobs):
         return None
