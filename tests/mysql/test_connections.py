@@ -24,6 +24,7 @@ from holdfast.store import JobQuery
 from holdfast.stores import open_store
 from holdfast.stores.mysql import MysqlStore
 from holdfast.stores.mysql.pool import MOST_CONNECTIONS
+from holdfast.worker.event_loop import run_to_end
 from tests.mysql.conftest import NAMESPACE
 from tests.mysql.helpers import claim, connect, done, new_job, new_jobs, open_session, sql, store_at
 from tests.mysql.proxy import Proxy
@@ -66,6 +67,21 @@ async def test_closing_the_store_closes_them_all(url: str) -> None:
             break
         await asyncio.sleep(0.02)
     assert len(sessions_of(url)) <= before
+
+
+@pytest.mark.parametrize("run", [asyncio.run, run_to_end])  # the second, as workers do: on uvloop, if that is there
+def test_an_event_loop_that_ends_closes_its_connections(url: str, run: Callable[[Awaitable[None]], None]) -> None:
+    store = store_at(url, NAMESPACE)
+    before = set(sessions_of(url))
+    run(_counts(store))
+    left: set[int] = set()
+    for _ in range(100):
+        if not (left := set(sessions_of(url)) - before):
+            break
+        time.sleep(0.02)
+    assert not left
+    run(_counts(store))  # the next loop gets its own
+    store.close()
 
 
 async def test_a_store_that_was_closed_opens_again(url: str) -> None:

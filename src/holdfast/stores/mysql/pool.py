@@ -12,6 +12,7 @@ import asyncmy
 import pymysql
 
 from holdfast.errors import StoreUnavailable
+from holdfast.stores.loop_end import LoopEnd
 from holdfast.stores.mysql.faults import Fault, store_error
 from holdfast.stores.mysql.server import AsyncLine, Line, Server, adiscard, discard
 from holdfast.stores.mysql.sql import Answer
@@ -166,6 +167,7 @@ class _LoopPool:
         self.closed = False
         self._idle: list[asyncmy.Connection] = []
         self._free = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._end = LoopEnd(self.close)
 
     @contextlib.asynccontextmanager
     async def line(self, deadline: float) -> AsyncIterator[AsyncPooledLine]:
@@ -179,6 +181,7 @@ class _LoopPool:
             ) from error
         line = AsyncPooledLine(self, deadline)
         try:
+            await self._end.watch()
             await line.connect()
             yield line
             line.give_back()

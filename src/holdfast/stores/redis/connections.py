@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ import msgspec
 
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
+from holdfast.stores.loop_end import LoopEnd
 from holdfast.stores.redis.dispatch import LEAST_WAIT, Batch, Dispatcher, Verb, is_complete
 from holdfast.stores.redis.topology import Pause, Result, Send
 from holdfast.stores.redis.wire import Access, BlockingLine, Line, LineFailed, Place, ReplyError
@@ -29,19 +29,7 @@ class _OfLoop:
     def __init__(self) -> None:
         self.lines: dict[tuple[Place, bool, bool], Line] = {}
         self.opening: dict[tuple[Place, bool, bool], asyncio.Task[Line]] = {}
-        self._until_the_end: AsyncGenerator[None, None] | None = None
-
-    async def close_with_loop(self) -> None:
-        """Let the connections be closed when the event loop ends: it closes every generator that has begun."""
-        if self._until_the_end is None:
-            self._until_the_end = self._wait_for_end()
-            await anext(self._until_the_end)
-
-    async def _wait_for_end(self) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            self.close()
+        self.end = LoopEnd(self.close)
 
     def close(self) -> None:
         for line in self.lines.values():
@@ -121,7 +109,7 @@ class Connections:
 
     async def _opened(self, mine: _OfLoop, kind: tuple[Place, bool, bool]) -> Line:
         place, plain, _ = kind
-        await mine.close_with_loop()
+        await mine.end.watch()
         line = mine.lines[kind] = await Line.open(place, self._plain if plain else self.access)
         return line
 
