@@ -16,9 +16,8 @@ from tests.servers import (
     missing_server_policy,
 )
 
-
-# Before any thread wants them: pytest rewrites the modules of the package, because it has a plugin in it, and two threads
-# that do so at once may fail in CPython 3.11 (AST constructor recursion depth mismatch).
+# Before any thread wants them: pytest rewrites the modules of the package, because it has a plugin in it, and two
+# threads that do so at once may fail in CPython 3.11 (AST constructor recursion depth mismatch).
 for engine in ("mysql", "postgres", "redis", "sqlite"):
     importlib.import_module(f"holdfast.stores.{engine}")
 
