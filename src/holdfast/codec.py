@@ -174,8 +174,9 @@ class Signature:
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         """The keyword arguments for the handler, or `InvalidPayload` if they do not fit its annotations."""
+        decoder = self._decoder  # it may raise, too, and that is another mistake
         try:
-            arguments = asdict(self._decoder.decode(payload))
+            arguments = asdict(decoder.decode(payload))
         except MemoryError:
             raise
         except Exception as error:  # the `__post_init__` of an annotated type may raise anything

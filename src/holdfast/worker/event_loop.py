@@ -84,7 +84,8 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         closing = loop.create_task(loop.shutdown_asyncgens())
         loop.run_until_complete(asyncio.wait([closing], timeout=_TIME_TO_CLEAN_UP))
         _cancel(loop, asyncio.all_tasks(loop) - left)
-        loop.run_until_complete(asyncio.sleep(0))  # what was closed just now is closed in the next turn
+        loop.call_soon(loop.stop)
+        loop.run_forever()  # one more turn, in which what was closed just now is really closed
         asyncio.set_event_loop(None)
         loop.close()
 
