@@ -18,6 +18,7 @@ _CONSTANTS = {
     "MOST_PROMOTED": 250,
     "MOST_TRACES": 250,
     "MOST_LOOKS": 4,
+    "MOST_LOOKED": 250,
     "MOST_BYTES": 4 * 1024 * 1024,
     "MOST_COMPLETED": 10_000,
 }
@@ -60,6 +61,7 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "enter": ((), ("enter",)),
     "now": ((), ("now",)),
     "page": ((), ("page",)),
+    "astray": ((), ("astray",)),
     "pulse": ((), ("pulse",)),
 }
 _WITHIN = {"pulse": ("root", "beat", "epoch")}

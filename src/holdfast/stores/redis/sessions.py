@@ -151,6 +151,15 @@ class Sessions:
                 yield from self._complete_closes(queue)
         return jobs
 
+    def astray(self) -> Verb[list[str] | None]:
+        """The queues in which `lost` could find anything; None for any."""
+        if not self._together:
+            return None
+        registry = self._layout.queues
+        args = [f"{self._layout.namespace}:", self._layout.root("")]
+        [queues] = yield Batch([run_script(self._scripts["astray"], [registry], args)], writes=False)
+        return sorted(queue.decode() for queue in queues)
+
     def _holders(self, queue: str, cursor: bytes, session_id: SessionId | None) -> Verb[tuple[list[SessionId], bytes]]:
         if session_id is not None:
             return [session_id], b"0"

@@ -376,7 +376,9 @@ class RedisStore:
 
     async def lost(self, limit: int, *, session_id: SessionId | None = None) -> list[Job]:
         """See `Store.lost`."""
-        queues = await self._run(self._verbs.queues())
+        queues = await self._run(self._verbs.sessions.astray()) if session_id is None else None
+        if queues is None:
+            queues = await self._run(self._verbs.queues())
         return await self._run(self._verbs.sessions.lost(limit, queues, session_id))
 
     # Operators and keepers.
