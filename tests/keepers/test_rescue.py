@@ -16,7 +16,7 @@ from holdfast.job import NewJob, State
 from holdfast.keepers.rescue import Rescue
 from holdfast.keepers.watch import SessionWatch
 from holdfast.ports import SYSTEM, Ports
-from holdfast.store import CancelAnswer, ClaimRequest, Session, SessionPage, SessionView, Store
+from holdfast.store import Beat, CancelAnswer, ClaimRequest, Session, SessionPage, SessionView, Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing import ManualClock
@@ -159,6 +159,21 @@ async def test_more_lost_jobs_than_fit_into_one_page(scene: Scene) -> None:
     await scene.store.claim(ClaimRequest(session_id="worker", queues=("default",), limit=250))
     await scene.store.close_session("worker")
     assert await scene.keeper.one_pass() == 251
+
+
+async def test_a_keeper_writes_only_if_somebody_was_not_seen_to_beat(scene: Scene) -> None:
+    """Those who beat have shown that writes are possible; who is new or stands still has not."""
+    beat, asked = scene.store.beat, list[str]()
+
+    async def noted(session_id: str) -> Beat:
+        asked.append(session_id)
+        return await beat(session_id)
+
+    scene.store.beat = noted  # type: ignore[method-assign]
+    await scene.passes(4, beating=True)
+    assert asked == ["worker", "nobody", "worker", "worker", "worker"]
+    await scene.passes(2, beating=False)
+    assert asked[5:] == ["nobody", "nobody"]
 
 
 async def test_a_lock_that_stops_every_beat_makes_nobody_look_dead(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ async def test_a_slow_page_makes_nobody_look_dead(crowd: Crowd, monkeypatch: pyt
 
 
 async def test_a_beat_that_takes_long_is_a_slow_page(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every page begins with a write: reads may go on while no worker can write its beat."""
+    """A look at somebody who stands still needs a write, too: reads may go on while no worker can write its beat."""
     await crowd.add(150)
     beat, asked = crowd.store.beat, 0
 

@@ -1,10 +1,10 @@
 """Rescue: finds worker sessions that have died, closes them, and brings their jobs back.
 
 A session is judged dead only by its beat counter: it must stand still for one TTL of this keeper's own monotonic
-clock, over looks that followed each other closely, and in each of which a write and a read came back in time
-(`watch.py`). No clocks are compared, so a store outage, a lock that somebody holds for long, a pause of this very
-process or a clock step cannot make a live worker look dead. Closing is a compare-and-set on the counter: a beat in
-between wins.
+clock, over looks that followed each other closely, and in each of which a read came back in time, and a write as well
+unless everybody was seen to have beaten since the look before (`watch.py`). No clocks are compared, so a store outage,
+a lock that somebody holds for long, a pause of this very process or a clock step cannot make a live worker look dead.
+Closing is a compare-and-set on the counter: a beat in between wins.
 
 Bringing jobs back is level-triggered: whatever is in flight without an open session is lost, however that came about.
 
@@ -179,10 +179,13 @@ class Rescue:
         clock = self._ports.clock
         asked_at = clock.monotonic()
         try:
-            # Somebody may hold a lock that stops every beat but no read. A beat for a session that does not exist
-            # writes nothing, and shows whether the workers could have written theirs.
-            await self._store.beat(_NOBODY)
             page = await self._store.sessions(cursor=walk.cursor, limit=_SEEN_AT_ONCE)
+            if self._watch.suspects(page.sessions):
+                # Somebody may hold a lock that stops every beat but no read. A beat for a session that does not exist
+                # writes nothing, and shows whether the workers could have written theirs. Where all have beaten since
+                # the look before, they have shown it themselves. A beat that waited like this one is written before
+                # the session could be closed, and closing compares the counter.
+                await self._store.beat(_NOBODY)
             for closed, view in enumerate(self._watch.still(page.sessions, asked_at, clock.monotonic())):
                 if closed and stint.is_over():
                     return True

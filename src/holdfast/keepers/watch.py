@@ -47,6 +47,11 @@ class SessionWatch:
         self._forget_the_late(asked_at)
         return [view for view in views if self._stands_still(view, asked_at, answered_at)]
 
+    def suspects(self, views: Sequence[SessionView]) -> bool:
+        """Whether one of them is open and was not seen to have beaten since the look before."""
+        seen = self._sightings
+        return any(view.open and (view.id not in seen or seen[view.id].beat == view.beat) for view in views)
+
     def forget(self, session_id: SessionId | None = None) -> None:
         """Start over, with that session, or with all: a look failed, so nothing is known about the time before."""
         if session_id is None:

@@ -18,6 +18,7 @@ _CONSTANTS = {
     "MOST_PROMOTED": 250,
     "MOST_TRACES": 250,
     "MOST_LOOKS": 4,
+    "MOST_LOOKED": 250,
     "MOST_BYTES": 4 * 1024 * 1024,
     "MOST_COMPLETED": 10_000,
 }
@@ -59,7 +60,12 @@ _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "epoch": ((), ("epoch",)),
     "enter": ((), ("enter",)),
     "now": ((), ("now",)),
+    "page": ((), ("page",)),
+    "astray": ((), ("astray",)),
+    "pulse": ((), ("pulse",)),
 }
+_WITHIN = {"pulse": ("root", "beat", "epoch")}
+"""Which scripts a script calls: for it, each is a function of its keys and arguments."""
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -77,15 +83,20 @@ def load_scripts(clock: str = SERVER_CLOCK) -> dict[str, Script]:
 
 
 def _script(name: str, keys: tuple[str, ...], pieces: tuple[str, ...], clock: str) -> Script:
-    constants = {"OWN_KEYS": len(keys), **_CONSTANTS}
     text = clock
-    if keys:
-        text += f"local {', '.join(keys)} = unpack(KEYS, 1, {len(keys)})\n"
+    for within in _WITHIN.get(name, ()):
+        text += f"local function {within}(KEYS, ARGV)\n{_body(*_PARTS[within])}\nend\n"
+    text += _body(keys, pieces)
+    return Script(name, keys, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _body(keys: tuple[str, ...], pieces: tuple[str, ...]) -> str:
+    text = f"local {', '.join(keys)} = unpack(KEYS, 1, {len(keys)})\n" if keys else ""
+    constants = {"OWN_KEYS": len(keys), **_CONSTANTS}
     bodies = [_piece(piece) for piece in pieces]
     used = {constant: value for constant, value in constants.items() if any(constant in body for body in bodies)}
     text += "".join(f"local {constant} = {value}\n" for constant, value in used.items())
-    text += "\n".join(bodies)
-    return Script(name, keys, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return text + "\n".join(bodies)
 
 
 @cache

@@ -23,11 +23,14 @@ _QUEUE = b"queue:"
 
 
 class Sessions:
-    """The verbs about sessions."""
+    """The verbs about sessions. `together`: all keys are on one server, so that one script may use any of them."""
 
-    def __init__(self, layout: Layout, scripts: Mapping[str, Script]) -> None:
+    def __init__(self, layout: Layout, scripts: Mapping[str, Script], *, together: bool) -> None:
         self._layout = layout
         self._scripts = scripts
+        self._together = together
+        self._entered: tuple[SessionId, list[str]] = ("", [])
+        """Of the session that has beaten last, the queues. Queues are only ever added to a root."""
 
     def _root(self, session_id: SessionId, *args: Any) -> Call:
         return run_script(self._scripts["root"], [self._layout.root(session_id)], args)
@@ -57,29 +60,47 @@ class Sessions:
             raise SessionClosed(f"session {session_id} is not open; it may not claim jobs")
         yield Batch([self._part(queue, session_id, "open")])
 
-    def beat(self, session_id: SessionId, ttl: float) -> Verb[tuple[Beat, int]]:
-        """See `Store.beat`; and the counter. One round trip for the root, one for the parts."""
-        [raised] = yield Batch([self._root(session_id, "beat")])
+    def beat(self, session_id: SessionId, ttl: float, epoch: str) -> Verb[tuple[Beat, int, tuple[str, int] | None]]:
+        """See `Store.beat`; the counter; and what became of the epoch, if it is known.
+
+        A script for all of it, where that is possible, and if the queues are those of the beat before. Otherwise one
+        round trip for the root, one for the parts, and the epoch has not been asked.
+        """
+        milliseconds = round(ttl * 1000)
+        last, entered = self._entered
+        if self._together and last == session_id:
+            keys = [self._layout.root(session_id), self._layout.epoch]
+            for queue in entered:
+                keys += self._beat_keys(queue, session_id)
+            pulse = run_script(self._scripts["pulse"], keys, [session_id, milliseconds, epoch])
+            [answer] = yield Batch([pulse])
+            raised, parts, found = answer or (None, [], None)
+        else:
+            entered = []
+            [raised] = yield Batch([self._root(session_id, "beat")])
+            parts, found = [], None
         if raised is None:
-            return Beat(open=False, held=0, cancel=()), 0
+            return Beat(open=False, held=0, cancel=()), 0, None
         count, fields = raised
         queues = _queues_among(fields)
-        keys = {queue: self._layout.processing(queue, session_id) for queue in queues}
-        parts = yield Batch(
-            [
-                self._call(
-                    "beat",
-                    queue,
-                    [keys[queue], self._layout.heartbeat(queue, session_id)],
-                    session_id,
-                    round(ttl * 1000),
-                )
-                for queue in queues
-            ]
+        more = [queue for queue in queues if queue not in entered]
+        args = [session_id, milliseconds]
+        parts += yield Batch(
+            [run_script(self._scripts["beat"], self._beat_keys(queue, session_id), args) for queue in more]
         )
-        held = {keys[queue]: part[1] for queue, part in zip(queues, parts, strict=True)}
+        self._entered = session_id, queues
+        held = dict(
+            zip((self._layout.processing(queue, session_id) for queue in [*entered, *more]), parts, strict=True)
+        )
         cancel = dict.fromkeys(job_id.decode() for part in parts for job_id in part[2])
-        return Beat(open=all(part[0] for part in parts), held=sum(held.values()), cancel=tuple(cancel)), count
+        beat = Beat(
+            open=all(part[0] for part in parts), held=sum(part[1] for part in held.values()), cancel=tuple(cancel)
+        )
+        return beat, count, None if found is None else (found[0].decode(), found[1])
+
+    def _beat_keys(self, queue: str, session_id: SessionId) -> list[bytes]:
+        own = self._layout.of_queue(queue, self._scripts["beat"])
+        return [*own, self._layout.processing(queue, session_id), self._layout.heartbeat(queue, session_id)]
 
     def close(self, session_id: SessionId, if_beat: int | None) -> Verb[bool]:
         """See `Store.close_session`. One that was begun before is completed."""
@@ -97,6 +118,11 @@ class Sessions:
     def _entries(self, cursor: str | None, limit: int) -> Verb[tuple[list[tuple[SessionId, list[bytes]]], str | None]]:
         """Some sessions of the registry, each with its root, if it has one, and where the next page begins."""
         registry = self._layout.sessions
+        if self._together:
+            script = run_script(self._scripts["page"], [registry], [cursor or 0, limit, self._layout.root("")])
+            [[after, *flat]] = yield Batch([script], writes=False)
+            ids = [session_id.decode() for session_id in flat[::2]]
+            return list(zip(ids, flat[1::2], strict=True)), None if after == b"0" else after.decode()
         [[after, found]] = yield Batch([Call(("SSCAN", registry, cursor or 0, "COUNT", limit), registry)], writes=False)
         ids = [session_id.decode() for session_id in found]
         roots = [self._layout.root(session_id) for session_id in ids]
@@ -124,6 +150,15 @@ class Sessions:
             for queue in queues:
                 yield from self._complete_closes(queue)
         return jobs
+
+    def astray(self) -> Verb[list[str] | None]:
+        """The queues in which `lost` could find anything; None for any."""
+        if not self._together:
+            return None
+        registry = self._layout.queues
+        args = [f"{self._layout.namespace}:", self._layout.root("")]
+        [queues] = yield Batch([run_script(self._scripts["astray"], [registry], args)], writes=False)
+        return sorted(queue.decode() for queue in queues)
 
     def _holders(self, queue: str, cursor: bytes, session_id: SessionId | None) -> Verb[tuple[list[SessionId], bytes]]:
         if session_id is not None:

@@ -113,7 +113,7 @@ class RedisStore:
         self._dispatcher = Dispatcher(
             topology, max_retries=tuning.max_retries, patience=access.read_timeout, ports=ports
         )
-        self._verbs = Verbs(Layout(namespace, names or Names()), load_scripts())
+        self._verbs = Verbs(Layout(namespace, names or Names()), load_scripts(), together=not topology.cluster)
         self._hub = WakeupHub()
         self._opening = threading.Lock()
         self._opening_here: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = (
@@ -283,10 +283,15 @@ class RedisStore:
         `StoreReplaced` once, when the store was emptied or rolled back since: the session is closed then, so that what
         it holds by old leases cannot be mixed up with what is claimed from now on.
         """
-        beat, count = await self._run(self._verbs.sessions.beat(session_id, self._heartbeat_ttl(session_id)))
+        known = self._verbs.epoch
+        ttl = self._heartbeat_ttl(session_id)
+        beat, count, found = await self._run(self._verbs.sessions.beat(session_id, ttl, known[0]))
         if beat.open or session_id == self._verbs.session_id:  # one that is not ours has nothing to close
             went_back = beat.open and count <= self._verbs.beats.get(session_id, 0)
             self._verbs.beats = {session_id: count}
+            if found and _is_same(known, found) and not went_back:
+                self._verbs.epoch = found
+                return beat
             try:
                 await self._compare_epoch(session_id, went_back=went_back)
             except StoreUnavailable as error:
@@ -308,10 +313,11 @@ class RedisStore:
         """`went_back`: the session's own counter has shown it already. That of the epoch rises with every beat of every
         worker: alone, it would be back where it was soon after a short way back.
         """
-        known, count = self._verbs.epoch
+        expected = self._verbs.epoch
+        known, _ = expected
         layout, scripts = self._verbs.layout, self._verbs.scripts
         found = await self._run(opening.epoch(layout, scripts, known, ""))
-        if found[0] == known and found[1] > count and not went_back:
+        if _is_same(expected, found) and not went_back:
             self._verbs.epoch = found
             return
         self._verbs.start_over()
@@ -370,7 +376,9 @@ class RedisStore:
 
     async def lost(self, limit: int, *, session_id: SessionId | None = None) -> list[Job]:
         """See `Store.lost`."""
-        queues = await self._run(self._verbs.queues())
+        queues = await self._run(self._verbs.sessions.astray()) if session_id is None else None
+        if queues is None:
+            queues = await self._run(self._verbs.queues())
         return await self._run(self._verbs.sessions.lost(limit, queues, session_id))
 
     # Operators and keepers.
@@ -430,6 +438,11 @@ class RedisStore:
             blocked.cancel()
             with suppress(asyncio.CancelledError):
                 await blocked
+
+
+def _is_same(known: tuple[str, int], found: tuple[str, int]) -> bool:
+    """Whether the epoch found is the one known, and later."""
+    return found[0] == known[0] and found[1] > known[1]
 
 
 # Forks: the child gets connections of its own.

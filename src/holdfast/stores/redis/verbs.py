@@ -42,10 +42,10 @@ _MOST_PUTS = 1_000
 class Verbs:
     """Used from any thread: what it remembers is a cache, and right or harmless."""
 
-    def __init__(self, layout: Layout, scripts: Mapping[str, Script]) -> None:
+    def __init__(self, layout: Layout, scripts: Mapping[str, Script], *, together: bool) -> None:
         self.layout = layout
         self.scripts = scripts
-        self.sessions = Sessions(layout, scripts)
+        self.sessions = Sessions(layout, scripts, together=together)
         self.epoch: tuple[str, int] = ("", 0)
         self.beats: dict[SessionId, int] = {}
         self.session_id: SessionId = ""
