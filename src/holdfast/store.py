@@ -252,6 +252,7 @@ class Store(Protocol):
         *,
         limits: Mapping[str, DepthLimit] | None = None,
         checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
     ) -> list[Inserted]:
         """Add jobs as `ready`, due at `max(run_at, now)` or at `now + delay` (`job.due_at`). One answer each.
 
@@ -265,11 +266,15 @@ class Store(Protocol):
 
         With a checkpoint, all jobs are of its queue, and nothing is written unless its value is still `was`:
         `CheckpointConflict` otherwise. If any of them would be `full`, all are, and the checkpoint stays.
+
+        `fresh`: the caller made the ids for this very call, and no call before it named them. A store may look less far
+        for them then. Later calls may: a caller that gave this one up and repeats it, without `fresh`, is answered
+        right, even if this one takes effect only after that.
         Raises `QueueClosed` after a shutdown.
         """
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """The same as `insert`, on the calling thread, by the shortest way that the engine has."""
 

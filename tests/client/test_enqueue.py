@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.events import Event, JobEnqueued, QueueDeep
 from holdfast.job import Job, NewJob, Reason
+from holdfast.ports import SYSTEM
 from holdfast.store import Inserted
 from holdfast.stores.memory import MemoryStore
 from tests.client.conftest import MakeApp
@@ -388,10 +390,10 @@ def test_an_argument_that_cannot_travel_stops_the_chunk_before_it_is_stored(app:
 class FailsLater(MemoryStore):
     """Breaks down after the first chunk."""
 
-    def insert_blocking(self, jobs: Any, *, limits: Any = None) -> list[Inserted]:
+    def insert_blocking(self, jobs: Any, *, limits: Any = None, fresh: bool = False) -> list[Inserted]:
         if self.snapshot()["depth"]:
             raise StoreUnavailable("gone")
-        return super().insert_blocking(jobs, limits=limits)
+        return super().insert_blocking(jobs, limits=limits, fresh=fresh)
 
 
 def test_a_store_that_fails_half_way_does_not_hide_what_was_accepted() -> None:
@@ -415,9 +417,9 @@ def test_a_store_that_fails_half_way_does_not_hide_what_was_accepted() -> None:
 
 def test_an_unknown_outcome_half_way_is_not_called_not_stored() -> None:
     class AnswersNoMore(MemoryStore):
-        def insert_blocking(self, jobs: Any, *, limits: Any = None) -> list[Inserted]:
+        def insert_blocking(self, jobs: Any, *, limits: Any = None, fresh: bool = False) -> list[Inserted]:
             first = not self.snapshot()["depth"]
-            inserted = super().insert_blocking(jobs, limits=limits)
+            inserted = super().insert_blocking(jobs, limits=limits, fresh=fresh)
             if first:
                 return inserted
             raise OutcomeUnknown("no reply", [job.id for job in jobs])
@@ -751,3 +753,63 @@ def test_a_prepared_job_may_be_sent_twice(app: Holdfast, double: Any) -> None:
     [first], [again] = app.enqueue_many([call]), app.enqueue_many([call])
     assert (first.id, first.created, again.id, again.created) == (call.new.id, True, call.new.id, False)
     assert totals(app) == {"default": (1, 0, 0)}
+
+
+class NotesFresh(MemoryStore):
+    """Notes for how many jobs it was told that their ids are fresh, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int, bool]] = []
+
+    def insert_blocking(self, jobs: Any, *, limits: Any = None, fresh: bool = False) -> list[Inserted]:
+        self.told.append((len(jobs), fresh))
+        return super().insert_blocking(jobs, limits=limits, fresh=fresh)
+
+    async def insert(self, jobs: Any, *, limits: Any = None, checkpoint: Any = None, fresh: bool = False) -> Any:
+        self.told.append((len(jobs), fresh))
+        return super().insert_blocking(jobs, limits=limits, fresh=fresh)
+
+
+def test_only_an_id_that_was_made_for_the_call_is_called_fresh() -> None:
+    """A prepared job is a value: whoever has it may have stored it before, here or elsewhere."""
+    store = NotesFresh()
+    app = Holdfast(store)
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    work.enqueue(1)
+    asyncio.run(work.aenqueue(2))
+    assert store.told == [(1, True), (1, True)]
+    store.told.clear()
+    prepared = work.job(3)
+    app.enqueue_many([prepared])
+    app.enqueue_many([prepared, work.job(4)])
+    asyncio.run(app.aenqueue_many([prepared]))
+    assert store.told == [(1, False), (2, False), (1, False)]
+    assert app.counts()[0].ready == 4
+
+
+def test_forked_processes_make_ids_of_their_own() -> None:
+    """They begin with the same random state: unless it is renewed, those of one millisecond would be the same."""
+    made: list[str] = [SYSTEM.ids.job_id()]  # the state is there before the fork
+    children = []
+    for _ in range(4):
+        reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork of a process with threads
+            pid = os.fork()
+        if not pid:
+            os.write(writer, "".join(SYSTEM.ids.job_id() for _ in range(200)).encode())
+            os._exit(0)
+        os.close(writer)
+        children.append((pid, reader))
+    for pid, reader in children:
+        with os.fdopen(reader) as stream:
+            text = stream.read()
+        os.waitpid(pid, 0)
+        made += [text[start : start + 36] for start in range(0, len(text), 36)]
+    tails = [job_id[-8:] for job_id in made]  # whatever the millisecond was
+    assert len(made) == len(set(made)) == 801
+    assert len(set(tails)) > 790

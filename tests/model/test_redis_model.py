@@ -41,10 +41,10 @@ class SteeredStore(RedisStore):
         return await super()._run(verb)
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         self._set_clock()
-        return super().insert_blocking(jobs, limits=limits)
+        return super().insert_blocking(jobs, limits=limits, fresh=fresh)
 
 
 class RedisModel(StoreModel):

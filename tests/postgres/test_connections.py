@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from holdfast.errors import OutcomeUnknown, StoreUnavailable
 from holdfast.job import Key
 from holdfast.store import InsertStatus
 from holdfast.stores.postgres import PostgresStore, connections
+from holdfast.stores.postgres.verbs import Query
 from tests.postgres.helpers import (
     HOUR,
     Database,
@@ -143,6 +145,51 @@ async def test_terminated_in_the_middle_of_an_insert(named: Named, database: Dat
             await inserting
     assert list(unknown.value.ids) == [job.id for job in jobs]
     assert [answer.status for answer in await named.store.insert(jobs)] == [InsertStatus.CREATED] * 3
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["async", "blocking"])
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_fresh_insert_whose_reply_is_lost_is_repeated(
+    named: Named, database: Database, blocking: bool, written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is answered `existing` if and only if it was done, also when the job has ended meanwhile."""
+    store, job = named.store, new_job()
+
+    async def insert(*, fresh: bool) -> InsertStatus:
+        if blocking:
+            return (await asyncio.to_thread(store.insert_blocking, [job], fresh=fresh))[0].status
+        return (await store.insert([job], fresh=fresh))[0].status
+
+    if written:
+        name = "_try_blocking" if blocking else "_try"
+        tried = getattr(store._connections, name)
+
+        def lost(*_: object) -> None:
+            raise psycopg.OperationalError("the connection is lost")
+
+        def unheard_blocking(query: Query) -> None:
+            tried(query)
+            lost()
+
+        async def unheard(query: Query) -> None:
+            await tried(query)
+            lost()
+
+        monkeypatch.setattr(store._connections, name, unheard_blocking if blocking else unheard)
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await insert(fresh=True)
+        monkeypatch.undo()
+        await finish(store, await claim(store, await open_session(store)))
+    else:
+        with locked(database):
+            inserting = asyncio.ensure_future(insert(fresh=True))
+            await eventually(named.waiting)
+            named.terminate(named.waiting())
+            with pytest.raises(OutcomeUnknown) as unknown:
+                await inserting
+    assert list(unknown.value.ids) == [job.id]
+    assert await insert(fresh=False) is (InsertStatus.EXISTING if written else InsertStatus.CREATED)
+    assert database.value("SELECT count(*) FROM {ns}_jobs") == 1
 
 
 async def test_terminated_in_the_middle_of_a_settlement(named: Named, database: Database) -> None:

@@ -182,6 +182,19 @@ def test_insert(recorder: Recorder, checked: bool, repeated: bool) -> None:
     recorder.require_frugal(200)
 
 
+@pytest.mark.parametrize("near", [False, True], ids=["everywhere", "near"])
+def test_insert_fresh(recorder: Recorder, near: bool) -> None:
+    if near:
+        recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
+        assert recorder.verbs._since > 0
+    recorder.plans.clear()
+    [answer] = recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
+    assert answer.status is InsertStatus.CREATED
+    slots = {word for plan in recorder.plans for word in plan.text.split() if "_history_" in word}
+    assert len(slots) == (2 if near else 8 + 2)
+    recorder.require_frugal(2)
+
+
 def test_plain_sql(recorder: Recorder) -> None:
     recorder.sql("INSERT INTO {ns}_ready (task, payload) VALUES ('t', '{}')")
     recorder.require_frugal(2)

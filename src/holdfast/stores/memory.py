@@ -140,6 +140,7 @@ class MemoryStore:
         *,
         limits: Mapping[str, DepthLimit] | None = None,
         checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
     ) -> list[Inserted]:
         """See `Store.insert`."""
         if checkpoint is not None:
@@ -147,7 +148,7 @@ class MemoryStore:
         return self.insert_blocking(jobs, limits=limits)
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
         with self._lock:

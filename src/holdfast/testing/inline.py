@@ -64,19 +64,20 @@ class InlineStore:
         *,
         limits: Mapping[str, DepthLimit] | None = None,
         checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
     ) -> list[Inserted]:
         """See `Store.insert`. What was created and is due has run when this returns."""
         level = self._next_level()
-        inserted = await self._caller.store.insert(jobs, limits=limits, checkpoint=checkpoint)
+        inserted = await self._caller.store.insert(jobs, limits=limits, checkpoint=checkpoint, fresh=fresh)
         await self._caller.follow(self._steps(_created(inserted), level), lambda job: self._context(level, job))
         return inserted
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """The same, blocking."""
         level = self._next_level()
-        inserted = self._caller.store.insert_blocking(jobs, limits=limits)
+        inserted = self._caller.store.insert_blocking(jobs, limits=limits, fresh=fresh)
         self._caller.follow_blocking(self._steps(_created(inserted), level), lambda job: self._context(level, job))
         return inserted
 

@@ -51,7 +51,7 @@ class RecordingStore(MemoryStore):
     # New jobs.
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
         return self._insert_and_record(jobs, limits, on_connection=False)

@@ -175,13 +175,15 @@ class PostgresStore:
         *,
         limits: Mapping[str, DepthLimit] | None = None,
         checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
     ) -> list[Inserted]:
         """See `Store.insert`."""
         if checkpoint is not None:
             checkpoint.require(jobs, checkpoint.was)
         queues = {job.queue for job in jobs}
         try:
-            inserted = await self._run(self._verbs.insert(jobs, limits, self._announcer.queues(queues), checkpoint))
+            tell = self._announcer.queues(queues)
+            inserted = await self._run(self._verbs.insert(jobs, limits, tell, checkpoint, fresh=fresh))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         except psycopg.Error as error:
@@ -194,14 +196,14 @@ class PostgresStore:
         return inserted
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
         if self._identity is None:
             self.open_blocking()
         queues = {job.queue for job in jobs}
         try:
-            verb = self._verbs.insert(jobs, limits, self._announcer.queues(queues))
+            verb = self._verbs.insert(jobs, limits, self._announcer.queues(queues), fresh=fresh)
             inserted = self._connections.run_blocking(verb)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error

@@ -225,6 +225,7 @@ class RedisStore:
         *,
         limits: Mapping[str, DepthLimit] | None = None,
         checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
     ) -> list[Inserted]:
         """See `Store.insert`."""
         if checkpoint is not None:
@@ -241,7 +242,7 @@ class RedisStore:
         return inserted
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
         if not self._opened:

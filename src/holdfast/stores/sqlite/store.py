@@ -220,6 +220,7 @@ class SqliteStore:
         *,
         limits: Mapping[str, DepthLimit] | None = None,
         checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
     ) -> list[Inserted]:
         """See `Store.insert`."""
         try:
@@ -232,7 +233,7 @@ class SqliteStore:
         return inserted
 
     def insert_blocking(
-        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None
+        self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
         writer = self._open().writer
