@@ -153,6 +153,18 @@ def faults_in(recorder: Recorder) -> list[str]:
     return found
 
 
+async def test_a_look_that_finds_nothing(store: MysqlStore, recorder: Recorder) -> None:
+    """An idle worker's claim is one statement, which locks nothing and reads a few rows of an index."""
+    await claim(store, "s1", limit=100, queues=("empty", "none"))
+    recorder.plans.clear()
+    assert await claim(store, "s1", limit=100, queues=("empty", "none")) == []
+    [(statement, plan)] = recorder.plans
+    assert "LOCK" not in statement
+    assert "UPDATE" not in statement
+    assert faults_in(recorder) == []
+    assert {step.key for step in plan if step.table.endswith("_ready")} <= {"PRIMARY"}
+
+
 async def test_claim(store: MysqlStore, recorder: Recorder) -> None:
     assert len(await claim(store, "s1", limit=100, queues=("mail", "empty"))) == 100
     assert len(await claim(store, "s1", limit=5, queues=("empty", "default"))) == 5

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from holdfast.errors import SessionClosed
 from holdfast.job import Job, SessionId
 from holdfast.lanes import Lane, draw, serving_order
 from holdfast.store import Claimed, ClaimRequest
 from holdfast.stores.mysql.sessions import Sessions
-from holdfast.stores.mysql.sql import Answer, Batch, Plan, literal, name, names, text_of
+from holdfast.stores.mysql.sql import Answer, Batch, Plan, literal, name, names, one, text_of
 from holdfast.stores.mysql.tables import LIVE, Tables, quoted, selected
 from holdfast.stores.rows import job_from_row
 
@@ -72,6 +73,36 @@ class Claims:
         due_in = 0 if full else min((head - now for head in later), default=None)
         return Claimed(tuple(jobs), now, due_in)
 
+    def look(self, request: ClaimRequest) -> Plan[Claimed | None]:
+        """The claim that finds nothing, as one statement that writes and locks nothing; None if there is more to do."""
+        hops = [hop for queue in request.queues for hop in self._likely_hops(queue)]
+        parts = [
+            f"(SELECT 'clock' AS kind, 0 AS place, x'' AS text, {self._tables.clock()} AS at)",
+            f"(SELECT 'gate', 0, x'', 0 FROM {self._ns}_gates WHERE id = {name(request.session_id)})",
+            f"(SELECT 'paused', 0, CAST(queue AS BINARY), 0 FROM {self._ns}_paused)",
+        ]
+        for number, hop in enumerate(hops):
+            parts += [f"({select})" for select in self._heads(hop, f"'{number}', ")]
+        answer = yield from one(" UNION ALL ".join(parts))
+        rows: dict[str, list[tuple[int, bytes, int]]] = {}
+        for kind, place, text, at in answer.rows:
+            rows.setdefault(text_of(kind) or "", []).append((place, text, at))
+        if "gate" not in rows:
+            return None
+        now = int(rows["clock"][0][2])
+        paused = {text_of(text) for _, text, _ in rows.get("paused", ())}
+        known = {
+            hop: _first(hop[0], rows.get(str(number), ())) for number, hop in enumerate(hops) if hop[0] not in paused
+        }
+        later: list[int] = []
+        for queue in request.queues:
+            if queue not in paused:
+                lanes, unknown = _walk(queue, known)
+                if unknown is not None or any(head <= now for head in lanes.values()):
+                    return None
+                later += lanes.values()
+        return Claimed((), now, min((head - now for head in later), default=None))
+
     # Lanes: found by hopping from one to the next in the index.
 
     def _likely_hops(self, queue: str) -> Iterator[_Hop]:
@@ -80,15 +111,22 @@ class Claims:
             yield queue, lane
 
     def _hop(self, hop: _Hop) -> str:
+        return " UNION ALL ".join(f"({select})" for select in self._heads(hop))
+
+    def _heads(self, hop: _Hop, before: str = "") -> list[str]:
+        """The looks whose first answer is the next lane; `before` are columns to go before its own."""
         queue, lane = hop
-        head = f"SELECT priority, share, run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE queue = {name(queue)}"
-        if lane is None:
-            return f"{head} ORDER BY priority, share, run_at LIMIT 1"
-        # Two looks: for (priority, share) > (?, ?) the server would read every job of the priority.
-        return (
-            f"({head} AND priority = {lane.priority} AND share > {literal(lane.share)} ORDER BY share, run_at LIMIT 1) "
-            f"UNION ALL ({head} AND priority > {lane.priority} ORDER BY priority, share, run_at LIMIT 1)"
+        head = (
+            f"SELECT {before}priority, share, run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) "
+            f"WHERE queue = {name(queue)}"
         )
+        if lane is None:
+            return [f"{head} ORDER BY priority, share, run_at LIMIT 1"]
+        # Two looks: for (priority, share) > (?, ?) the server would read every job of the priority.
+        return [
+            f"{head} AND priority = {lane.priority} AND share > {literal(lane.share)} ORDER BY share, run_at LIMIT 1",
+            f"{head} AND priority > {lane.priority} ORDER BY priority, share, run_at LIMIT 1",
+        ]
 
     def _lanes(
         self, queues: Sequence[str], hops: Sequence[_Hop], found: Sequence[Answer]
@@ -96,26 +134,17 @@ class Claims:
         """The lanes of each queue that have jobs, each with its first due time. Mostly the first look found all."""
         known: dict[_Hop, tuple[Lane, int] | None] = {}
         while True:
-            known.update((hop, self._first(hop[0], answer)) for hop, answer in zip(hops, found, strict=True))
-            lanes: dict[str, dict[Lane, int]] = {queue: {} for queue in queues}
+            known.update((hop, _first(hop[0], answer.rows)) for hop, answer in zip(hops, found, strict=True))
+            lanes: dict[str, dict[Lane, int]] = {}
             hops = []
-            for queue, own in lanes.items():
-                hop: _Hop = (queue, None)
-                while (step := known.get(hop)) is not None:
-                    lane, head = step
-                    own[lane] = head
-                    hop = (queue, lane)
-                if hop not in known:
-                    hops.append(hop)
-                self._remembered[queue] = tuple(own)[:_MOST_REMEMBERED]
+            for queue in queues:
+                lanes[queue], unknown = _walk(queue, known)
+                if unknown is not None:
+                    hops.append(unknown)
+                self._remembered[queue] = tuple(lanes[queue])[:_MOST_REMEMBERED]
             if not hops:
                 return lanes
             found = yield Batch([*map(self._hop, hops)])
-
-    @staticmethod
-    def _first(queue: str, answer: Answer) -> tuple[Lane, int] | None:
-        lanes = [(Lane(queue, priority, text_of(share) or ""), head) for priority, share, head in answer.rows]
-        return min(lanes, default=None)
 
     # Jobs.
 
@@ -179,6 +208,22 @@ class Claims:
             f"SELECT run_at FROM {self._ns}_ready FORCE INDEX (PRIMARY) WHERE {_in_lane(lane)} AND run_at > {now} "
             f"ORDER BY run_at LIMIT 1"
         )
+
+
+def _first(queue: str, rows: Iterable[tuple[Any, ...]]) -> tuple[Lane, int] | None:
+    """The lane that a hop arrives at, with its first due time."""
+    lanes = [(Lane(queue, priority, text_of(share) or ""), head) for priority, share, head in rows]
+    return min(lanes, default=None)
+
+
+def _walk(queue: str, known: Mapping[_Hop, tuple[Lane, int] | None]) -> tuple[dict[Lane, int], _Hop | None]:
+    """The lanes of a queue as far as they are known, each with its first due time, and the hop that is not known."""
+    lanes: dict[Lane, int] = {}
+    hop: _Hop = (queue, None)
+    while (step := known.get(hop)) is not None:
+        lane, lanes[step[0]] = step
+        hop = (queue, lane)
+    return lanes, None if hop in known else hop
 
 
 def _in_lane(lane: Lane) -> str:

@@ -204,9 +204,9 @@ class Line:
                 connection._read_timeout = connection._write_timeout = self._server.time_left(self._deadline)
                 cursor = connection.cursor()
                 cursor.execute("; ".join(group))
-                answers.append(Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount))
+                answers.append(_answer(cursor, cursor.fetchall() if cursor.description else ()))
                 while cursor.nextset():
-                    answers.append(Answer(cursor.fetchall() if cursor.description else (), cursor.rowcount))
+                    answers.append(_answer(cursor, cursor.fetchall() if cursor.description else ()))
         except (pymysql.MySQLError, OSError, RuntimeError) as error:
             raise _fault(error, statements) from error
         return answers
@@ -228,12 +228,16 @@ class AsyncLine:
                 for group in packets(statements):
                     cursor: Any = self.connection.cursor()
                     await cursor.execute("; ".join(group))
-                    answers.append(Answer(await cursor.fetchall() if cursor.description else (), cursor.rowcount))
+                    answers.append(_answer(cursor, await cursor.fetchall() if cursor.description else ()))
                     while await cursor.nextset():
-                        answers.append(Answer(await cursor.fetchall() if cursor.description else (), cursor.rowcount))
+                        answers.append(_answer(cursor, await cursor.fetchall() if cursor.description else ()))
         except (asyncmy.errors.MySQLError, OSError, RuntimeError) as error:
             raise _fault(error, statements) from error
         return answers
+
+
+def _answer(cursor: Any, rows: Sequence[tuple[Any, ...]]) -> Answer:
+    return Answer(rows, cursor.rowcount, cursor.lastrowid or 0)
 
 
 def _fault(error: Exception, statements: Sequence[str]) -> Fault:

@@ -27,10 +27,13 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.,:-]")
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What the server said to one statement: its rows, or how many it changed."""
+    """What the server said to one statement: its rows, or how many it changed, and the number that it wrote down
+    with `LAST_INSERT_ID(…)`.
+    """
 
     rows: Sequence[tuple[Any, ...]]
     changed: int
+    number: int = 0
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):

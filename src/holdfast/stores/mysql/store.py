@@ -35,6 +35,7 @@ from holdfast.stores.mysql.drive import adrive, drive
 from holdfast.stores.mysql.examine import examine
 from holdfast.stores.mysql.guest import AsyncGuestLine, GuestLine, identity, is_awaited, same_database
 from holdfast.stores.mysql.migrate import UNLOCK, migrate, refuse_unsafe, require_current, shipped
+from holdfast.stores.mysql.pace import TICK, Paces
 from holdfast.stores.mysql.pool import MOST_BLOCKING, Pool
 from holdfast.stores.mysql.server import server_from, tls_context
 from holdfast.stores.mysql.sql import Plan
@@ -49,8 +50,6 @@ Identity = tuple[Any, ...]
 
 _DEEP_PATIENCE = 3600.0
 """Seconds for reading all of the data."""
-_PULSE = 1.0
-"""Seconds between two looks of an idle worker for the jobs of other processes: one claim that finds nothing."""
 
 
 class MysqlStore:
@@ -103,6 +102,7 @@ class MysqlStore:
         self._verbs = Verbs(Tables(namespace))
         self._pool = Pool(self._server)
         self._hub = WakeupHub()
+        self._paces = Paces(ports.clock)
         self._identity: Identity | None = None
         self._dropped = weakref.finalize(self, self._pool.close)
         self._dropped.atexit = False  # the process ends, and its connections with it
@@ -185,6 +185,11 @@ class MysqlStore:
             return await self._on_loop(make_plan, repeatable=repeatable)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), ids) from error
+
+    async def _alone(self, make_plan: MakePlan[T]) -> T:
+        """Run a plan whose every statement is a transaction of its own, and may be repeated."""
+        await self._open()
+        return await self._on_loop(make_plan, repeatable=True, begin=(), commit=())
 
     async def _read(self, make_plan: MakePlan[T]) -> T:
         await self._open()
@@ -292,7 +297,7 @@ class MysqlStore:
 
     async def beat(self, session_id: SessionId) -> Beat:
         """See `Store.beat`."""
-        return await self._write(lambda: self._verbs.sessions.beat(session_id), repeatable=True)
+        return await self._alone(lambda: self._verbs.sessions.beat(session_id))
 
     async def held(self, session_id: SessionId) -> list[Job]:
         """See `Store.held`."""
@@ -310,7 +315,14 @@ class MysqlStore:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """See `Store.claim`."""
-        return await self._write(lambda: self._verbs.claims.claim(request))
+        pace = self._paces.of(request.queues)
+        claimed = None
+        if pace.quiet:
+            claimed = await self._read(lambda: self._verbs.claims.look(request))
+        if claimed is None:
+            claimed = await self._write(lambda: self._verbs.claims.claim(request))
+        pace.looked(found=bool(claimed.jobs))
+        return claimed
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply`."""
@@ -348,6 +360,8 @@ class MysqlStore:
 
     async def prune(self, limit: int) -> int:
         """See `Store.prune`."""
+        if not await self._read(self._verbs.tending.anything_to_prune):
+            return 0
         return await self._write(lambda: self._verbs.tending.prune(limit))
 
     async def forget(self, job_ids: Sequence[JobId]) -> int:
@@ -393,10 +407,12 @@ class MysqlStore:
                 await pulse
 
     async def _pulse(self, queues: Collection[str]) -> None:
-        await self._ports.clock.sleep(self._ports.random.fraction() * _PULSE)  # not all processes at the same moment
+        pace = self._paces.of(queues)
+        await self._ports.clock.sleep(self._ports.random.fraction() * TICK)  # not all processes at the same moment
         while True:
-            await self._ports.clock.sleep(_PULSE)
-            self._hub.notify(queues)
+            await self._ports.clock.sleep(TICK)
+            if pace.is_time():
+                self._hub.notify(queues)
 
 
 _ALONE: dict[str, Any] = {"begin": (), "commit": (), "undo": (UNLOCK,), "repeatable": True}

@@ -70,6 +70,20 @@ class Tending:
         )
         yield Batch([change], last=True)
 
+    def anything_to_prune(self) -> Plan[bool]:
+        """Reads that tell whether `prune` would find anything: mostly it would not."""
+        now = self._tables.clock()
+        over, closed, totals = yield Batch(
+            [
+                f"(SELECT 1 FROM {self._ns}_ended FORCE INDEX (expiring) WHERE expires_at <= {now} LIMIT 1) UNION ALL "
+                f"(SELECT 1 FROM {self._ns}_keys FORCE INDEX (expiring) WHERE expires_at <= {now} LIMIT 1)",
+                f"SELECT 1 FROM {self._ns}_sessions "
+                f"WHERE open = 0 AND beat_at <= {now} - {CLOSED_SESSION_KEPT} LIMIT 1",
+                f"SELECT queue, state FROM {self._ns}_totals ORDER BY id LIMIT {_TOTALS_AT_ONCE}",
+            ]
+        )
+        return bool(over.rows or closed.rows) or len(totals.rows) > len(set(totals.rows))
+
     def prune(self, limit: int) -> Plan[int]:
         """See `Store.prune`. What somebody else has locked is left for the next time."""
         clock, expired = yield Batch(

@@ -133,7 +133,7 @@ def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
             "trusted_schema = OFF",
             "cell_size_check = ON",
             "temp_store = MEMORY",
-            "cache_size = -65536",
+            "cache_size = -4096",
         ):
             connection.execute(f"PRAGMA {pragma}")
         mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
