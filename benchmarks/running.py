@@ -37,15 +37,15 @@ BACKLOG = 1_000_000
 HELD_SECONDS = 120.0
 
 EXPECTED: Mapping[str, float] = {
-    "enqueue": 7.0,
-    "enqueue_bulk": 4.5,
-    "drain": 8.0,
-    "drain2": 8.0,
-    "sync_drain": 8.0,
-    "latency": 6.0,
+    "enqueue": 5.5,
+    "enqueue_bulk": 3.0,
+    "drain": 5.5,
+    "drain2": 5.5,
+    "sync_drain": 4.0,
+    "latency": 5.0,
 }
 """Seconds that a contestant takes for a round of these, with filling, starting and stopping."""
-SIZING = 1.8
+SIZING = 1.6
 """The first round takes so many times as long: it finds out how many jobs fill its time."""
 ALONE: Mapping[str, float] = {"growth": 60.0, "snapshot": HELD_SECONDS + 30.0}
 
@@ -69,7 +69,7 @@ class Plan:
 
     def expected(self) -> float:
         """About how many seconds it takes."""
-        rounds = (self.runs + SIZING - 1) * max(self.scale, 0.4)  # to start and to stop takes as long at any scale
+        rounds = (self.runs + SIZING - 1) * max(self.scale, 0.25)  # to start and to stop takes as long at any scale
         seconds = 10.0
         for group in self.groups:
             if group in EXPECTED:
