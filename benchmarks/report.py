@@ -27,7 +27,7 @@ _COLOURS = {"met": "green", "missed": "red", "not measured": "yellow"}
 def print_report(results: Results) -> bool:
     """Every engine's table and the verdicts. False if a target was missed."""
     console = Console()
-    for engine in results.engines:
+    for engine in engines(results):
         console.print(_terminal_table(engine, results))
     verdicts = judged(results)
     table = Table("engine", "figure", "ours", "beside", "ratio", "wanted", "verdict")
@@ -56,6 +56,11 @@ def _terminal_table(engine: str, results: Results) -> Table:
 
 def _cell(figure: Figure, value: float | None) -> str:
     return "–" if value is None else figure.shown(value)
+
+
+def engines(results: Results) -> list[str]:
+    """Those that took part, in one order whatever ran first."""
+    return [engine for engine in TITLES if engine in results.engines]
 
 
 def ranked(entrants: Sequence[Entrant]) -> list[Entrant]:
@@ -124,7 +129,7 @@ def write_docs(results: Results, root: Path) -> None:
         raise SystemExit(f"this was a try at scale {scale:g}: it is not written as figures")
     folder = root / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
-    for engine in results.engines:
+    for engine in engines(results):
         (folder / f"{engine}.svg").write_text(engine_plot(engine, results))
     (root / "docs" / "benchmarks.md").write_text(page(results))
     readme = root / "README.md"
@@ -166,7 +171,7 @@ def _verdict_table(results: Results) -> str:
 def readme_section(results: Results) -> str:
     """The README's part: a line on how, and a row per figure that has a target."""
     rows = []
-    for engine in results.engines:
+    for engine in engines(results):
         figures = dict.fromkeys(target.figure for target in TARGETS if target.engine == engine)
         rows += [_readme_row(engine, BY_NAME[name], results) for name in figures]
     header = ("engine", "figure", "Holdfast", "best peer", "ratio", "of the bare loop", "targets")
@@ -176,9 +181,11 @@ def readme_section(results: Results) -> str:
 
 
 def _readme_row(engine: str, figure: Figure, results: Results) -> list[str]:
-    peer = judge(Target(engine, figure.name, 1), results)
+    targets = [one for one in TARGETS if (one.engine, one.figure) == (engine, figure.name)]
+    alike = max((one.figures for one in targets), default=())
+    peer = judge(Target(engine, figure.name, 1, figures=alike), results)
     bare = judge(Target(engine, figure.name, 1, "bare"), results)
-    verdicts = [judge(one, results) for one in TARGETS if (one.engine, one.figure) == (engine, figure.name)]
+    verdicts = [judge(one, results) for one in targets]
     of_bare = next((one.ratio for one in verdicts if one.target.beside == "bare"), bare.ratio)
     return [
         TITLES[engine],
@@ -212,7 +219,7 @@ def engine_plot(engine: str, results: Results) -> str:
     for name in PLOTTED:
         figure = BY_NAME[name]
         bars = [
-            Bar(one.title, value, figure.shown(value), one.kind)
+            Bar(one.marked, value, figure.shown(value), one.kind)
             for one in results.of_engine(engine)
             if (value := one.value(name)) is not None
         ]
@@ -236,7 +243,7 @@ def page(results: Results) -> str:
     ]
     if notes := [*beside(results), *batches(results)]:
         parts += ["\n".join(f"* {line}" for line in notes)]
-    for engine in results.engines:
+    for engine in engines(results):
         parts += [
             f"## {TITLES[engine]}",
             f"![Benchmarks on {TITLES[engine]}](benchmarks/{engine}.svg)",
@@ -257,8 +264,7 @@ def page(results: Results) -> str:
 def _machine_table(results: Results) -> str:
     keys = ("at", "server", "cores", "processor", "memory", "system", "python", "runs")
     rows = [
-        [TITLES[engine], *(str(said.get(key, "")) for key in keys)]
-        for engine, said in results.machines.items()
-        if engine in results.engines
+        [TITLES[engine], *(str(results.machines.get(engine, {}).get(key, "")) for key in keys)]
+        for engine in engines(results)
     ]
     return _table(("engine", *keys), rows)

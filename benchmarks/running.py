@@ -276,21 +276,20 @@ def machine() -> dict[str, Any]:
     """On what it ran."""
     return {
         "cores": os.cpu_count(),
-        "processor": _said_by("/proc/cpuinfo", "model name"),
-        "memory": _said_by("/proc/meminfo", "MemTotal"),
+        "processor": _processor(),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.machine()}",
         "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
 
 
-def _said_by(path: str, name: str) -> str:
-    """A line `name : value` of a file of the kernel's."""
+def _processor() -> str:
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def kept(path: Path, plans: Sequence[Plan]) -> list[str]:

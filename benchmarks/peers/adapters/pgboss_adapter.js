@@ -1,7 +1,9 @@
 // pg-boss on PostgreSQL: large batches, fetched without a pause while they are full, woken by NOTIFY.
 //
-// By default its handler is called once per batch and the batch is settled as a whole. The variant `each` has the option
-// of its documentation that settles every job by itself (perJobResults): a handler call, an end and an error for each.
+// Its handler is called once per batch, and the batch is settled as a whole. With `each`, it has the option of its
+// documentation that settles every job by itself (perJobResults): a call, an end and an error for each.
+//
+// The variant is LOOPS-BATCH[-each]: how many loops `work` runs in the process, and how many jobs each fetches at once.
 'use strict';
 
 const pg = require('pg');
@@ -9,8 +11,8 @@ const { PgBoss } = require('pg-boss');
 const { mark, address, version, variant, emptyPostgres, main } = require('./protocol.js');
 
 const QUEUE = 'bench';
-const EACH = variant === 'each';
-const [LOOPS, BATCH] = EACH ? [2, 1000] : [2, 5000];
+const EACH = variant.endsWith('-each');
+const [LOOPS, BATCH] = (variant || '2-5000').split('-').map(Number);
 
 function create(options) {
   const boss = new PgBoss({ connectionString: address('BENCH_POSTGRES_URL'), ...options });
@@ -28,7 +30,7 @@ main({
       `localConcurrency ${LOOPS}, batchSize ${BATCH}, burstWhenBatchFull, useListenNotify with a notify queue: ` +
       (EACH
         ? 'with perJobResults, which its documentation has for batches whose jobs end each by itself'
-        : 'the options of its documentation for many jobs; one handler call per batch, the fastest of the sizes tried'),
+        : 'the options of its documentation for many jobs, in the fastest sizes that were tried'),
     batch: EACH ? '' : `one handler call per batch of ${BATCH}; a failure fails the batch`,
     without: EACH ? ['enqueue', 'enqueue_bulk', 'latency'] : [],
     durability: 'active, then completed (the row is kept); what is active too long, 15 minutes, is retried',
