@@ -69,16 +69,19 @@ class Plan:
 
     def expected(self) -> float:
         """About how many seconds it takes."""
-        rounds = (self.runs + SIZING - 1) * max(self.scale, 0.25)  # to start and to stop takes as long at any scale
         seconds = 10.0
         for group in self.groups:
+            if self.engine == "memory" and group in ("drain2", "latency"):
+                continue
             if group in EXPECTED:
-                seconds += EXPECTED[group] * rounds * sum(_may_take_part(one, group) for one in self.contestants)
+                count = sum(_may_take_part(one, group) for one in self.contestants)
+                rounds = (_rounds(self.runs, count) + SIZING - 1) * max(self.scale, 0.25)  # to start takes its time
+                seconds += EXPECTED[group] * rounds * count
             elif self.measures_alone(group):
                 seconds += ALONE[group] * self.scale
             if group == "latency":
                 seconds += IDLE_SECONDS * self.scale
-        return seconds if self.engine != "memory" else 10.0 + EXPECTED["drain"] * rounds * 2
+        return seconds
 
     def measures_alone(self, group: str) -> bool:
         """Whether this engine has that figure of ours alone."""
@@ -180,9 +183,10 @@ class Run:
         self, group: str, benches: list[Bench], measure: Callable[[Bench, _Sizes, int], dict[str, Figures]]
     ) -> None:
         """Every contestant in every round; each round begins with the next of them. Who fails is out of this group."""
-        for number in range(self._plan.runs):
+        rounds = _rounds(self._plan.runs, len(benches))
+        for number in range(rounds):
             names = ", ".join(bench.program.contestant.name for bench in benches)
-            self._tell(f"{self._plan.engine}: {group}, round {number + 1} of {self._plan.runs}: {names or 'nobody'}")
+            self._tell(f"{self._plan.engine}: {group}, round {number + 1} of {rounds}: {names or 'nobody'}")
             first = number % max(1, len(benches))
             for bench in (*benches[first:], *benches[:first]):
                 contestant = bench.program.contestant
@@ -265,6 +269,11 @@ def _takes_part(bench: Bench, group: str) -> bool:
         case "sync_drain":
             return bool(program.info.get("threads"))
     return True
+
+
+def _rounds(runs: int, contestants: int) -> int:
+    """Who has nobody beside it is measured once."""
+    return runs if contestants > 1 else 1
 
 
 def _may_take_part(contestant: Contestant, group: str) -> bool:
