@@ -66,23 +66,24 @@ def _names(text: str) -> list[str]:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     engines = ",".join(BACKENDS)
-    parser.add_argument("--engine", type=_names, default=list(BACKENDS), metavar="A,B", help=f"of {engines}")
-    parser.add_argument("--peers", default="best", help="best (three per engine), all, none, or names: bullmq,huey")
+    parser.add_argument("--engine", type=_names, metavar="A,B", help=f"of {engines}; rabbitmq: with all peers only")
+    parser.add_argument("--peers", default="best", help="best (a few per engine), all, none, or names: bullmq,huey")
     parser.add_argument("--runs", type=int, default=3, help="rounds; the median counts")
     parser.add_argument("--scale", type=float, default=1.0, help="0.05: for a try, not for figures")
     parser.add_argument(
         "--figures", type=_names, default=list(MEASURED), metavar="A,B", help=f"of {','.join(MEASURED)}"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="what ran into it before stays, but for the same")
     parser.set_defaults(work=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    for what, given, known in (("engine", options.engine, BACKENDS), ("figure", options.figures, MEASURED)):
+    engines = options.engine or [name for name in BACKENDS if name != "rabbitmq" or options.peers == "all"]
+    for what, given, known in (("engine", engines, BACKENDS), ("figure", options.figures, MEASURED)):
         if unknown := set(given) - set(known):
             raise SystemExit(f"there is no {what} {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     plans = []
-    for engine in options.engine:
+    for engine in engines:
         peers: Sequence[Contestant]
         peers, missing = peers_of(engine, options.peers)
         groups = [group for group in MEASURED if group in options.figures]

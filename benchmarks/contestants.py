@@ -35,14 +35,17 @@ class Contestant:
 OURS: dict[str, Sequence[Contestant]] = {
     engine: (
         Contestant("holdfast", "holdfast", (sys.executable, "-m", "benchmarks.holdfast_program")),
-        Contestant("bare", "bare", (sys.executable, "-m", f"benchmarks.bare.{bare}")),
+        *(
+            Contestant(name, "bare", (sys.executable, "-m", f"benchmarks.bare.{module}"))
+            for name, module in bare.items()
+        ),
     )
     for engine, bare in (
-        ("redis", "redis"),
-        ("postgres", "postgres"),
-        ("sqlite", "sqlite"),
-        ("mariadb", "mysql"),
-        ("memory", "alone"),
+        ("redis", {"bare": "redis_py", "bare-hiredis": "redis"}),
+        ("postgres", {"bare": "postgres", "bare-asyncpg": "postgres_asyncpg"}),
+        ("sqlite", {"bare": "sqlite"}),
+        ("mariadb", {"bare": "mysql"}),
+        ("memory", {"bare": "alone"}),
     )
 }
 
@@ -139,8 +142,9 @@ def peers_of(engine: str, wanted: str) -> tuple[list[Contestant], list[tuple[str
         return [], []
     from benchmarks.peers import catalogue, install
 
-    defaults_only = wanted == "best"
-    chosen = [one for one in catalogue.CATALOGUE if one.engine == engine and (one.is_default or not defaults_only)]
+    chosen = [one for one in catalogue.CATALOGUE if one.engine == engine]
+    if wanted == "best" and any(one.is_default for one in chosen):
+        chosen = [one for one in chosen if one.is_default]
     if wanted not in ("best", "all"):
         names = wanted.split(",")
         try:

@@ -88,7 +88,7 @@ class Bench:
         self.clean()
         figures: Figures = {}
         with self._working(1):
-            self.program.call("latency", 10, LATENCY_LIMIT)  # it has started when these have run
+            self.program.call("latency", 1, LATENCY_LIMIT)  # it has started when it has run
             if idle_seconds:
                 time.sleep(IDLE_SETTLES)
                 figures |= self._idle(idle_seconds)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.marks import VARIABLE, Marker
+from holdfast.entry.child import collect_less_often
 
 TEXT = "0123456789abcdef0123456789abcdef"
 CHUNK = 1_000
@@ -176,6 +177,7 @@ def main(program: Program) -> None:
             _latency(program, int(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 25.0)
         case "worker":
             os.environ["BENCH_PLAIN"] = "1" if plain() else ""
+            collect_less_often()  # as our supervised processes do, before they have a job
             program.worker()
         case _:
             raise SystemExit(f"unknown verb {verb}")

@@ -9,7 +9,7 @@ from rich.table import Table
 from benchmarks.figures import BY_NAME, FIGURES, Figure
 from benchmarks.plot import Bar, Panel, svg
 from benchmarks.results import Entrant, Results
-from benchmarks.targets import Judged, judged
+from benchmarks.targets import TARGETS, Judged, Target, also_told, judge, judged
 
 TITLES = {
     "redis": "Redis",
@@ -27,14 +27,14 @@ _COLOURS = {"met": "green", "missed": "red", "not measured": "yellow"}
 def print_report(results: Results) -> bool:
     """Every engine's table and the verdicts. False if a target was missed."""
     console = Console()
-    for engine in results.engines:
+    for engine in engines(results):
         console.print(_terminal_table(engine, results))
     verdicts = judged(results)
     table = Table("engine", "figure", "ours", "beside", "ratio", "wanted", "verdict")
     for one in verdicts:
         table.add_row(*_verdict_row(one)[:-1], f"[{_COLOURS[one.verdict]}]{one.verdict}")
     console.print(table)
-    for line in (*failures(results), *too_short(results)):
+    for line in (*beside(results), *batches(results), *failures(results), *too_short(results)):
         console.print(line, markup=False, highlight=False)
     if results.is_try:
         console.print("[yellow]a try at a smaller scale: no figure and no verdict above is one", highlight=False)
@@ -46,7 +46,7 @@ def _terminal_table(engine: str, results: Results) -> Table:
     table = Table(title=TITLES[engine])
     table.add_column("figure")
     for entrant in entrants:
-        table.add_column(entrant.title or entrant.name, justify="right")
+        table.add_column(entrant.marked or entrant.name, justify="right")
     for figure in FIGURES:
         values = [entrant.value(figure.name) for entrant in entrants]
         if any(value is not None for value in values):
@@ -56,6 +56,11 @@ def _terminal_table(engine: str, results: Results) -> Table:
 
 def _cell(figure: Figure, value: float | None) -> str:
     return "–" if value is None else figure.shown(value)
+
+
+def engines(results: Results) -> list[str]:
+    """Those that took part, in one order whatever ran first."""
+    return [engine for engine in TITLES if engine in results.engines]
 
 
 def ranked(entrants: Sequence[Entrant]) -> list[Entrant]:
@@ -77,6 +82,25 @@ def _verdict_row(one: Judged) -> tuple[str, str, str, str, str, str, str]:
         one.target.wanted,
         one.verdict,
     )
+
+
+def beside(results: Results) -> Iterator[str]:
+    """What belongs beside a verdict: the same figure beside peers that have the same contract, and RabbitMQ's drain."""
+    for one in also_told(results):
+        engine, figure, ours, theirs, ratio, _, _ = _verdict_row(one)
+        yield f"{engine}: {figure}: {one.target.words}: {theirs}; ours {ours}, ratio {ratio}"
+    drains = {name: who.value("drain") for name in ("redis", "postgres") if (who := results.ours(name))}
+    for peer in results.peers("rabbitmq"):
+        if rate := peer.value("drain"):
+            shown = [f"{ours:,.0f} on {TITLES[name]} ({ours / rate:.1f}×)" for name, ours in drains.items() if ours]
+            yield f"RabbitMQ: drain: {rate:,.0f} ({peer.title}); ours {', '.join(shown) or 'was not measured'}"
+
+
+def batches(results: Results) -> Iterator[str]:
+    """What a star after a name means."""
+    for entrant in results.entrants.values():
+        if entrant.batch:
+            yield f"{TITLES[entrant.engine]}: {entrant.marked}: {entrant.batch}"
 
 
 def failures(results: Results) -> Iterator[str]:
@@ -101,10 +125,11 @@ def too_short(results: Results) -> Iterator[str]:
 def write_docs(results: Results, root: Path) -> None:
     """docs/benchmarks.md, a plot per engine, and the section of the README between its markers. Not of a mere try."""
     if results.is_try:
-        raise SystemExit(f"this was a try at scale {results.machine['scale']:g}: it is not written as figures")
+        scale = min(said.get("scale", 1.0) for said in results.machines.values())
+        raise SystemExit(f"this was a try at scale {scale:g}: it is not written as figures")
     folder = root / "docs" / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
-    for engine in results.engines:
+    for engine in engines(results):
         (folder / f"{engine}.svg").write_text(engine_plot(engine, results))
     (root / "docs" / "benchmarks.md").write_text(page(results))
     readme = root / "README.md"
@@ -126,11 +151,13 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _ran(results: Results) -> str:
-    said = results.machine
+    said = next(iter(results.machines.values()), {})
+    days = sorted({str(one.get("at", "an unknown day"))[:10] for one in results.machines.values()})
+    rounds = sorted({int(one.get("runs", 0)) for one in results.machines.values()})
     return (
-        f"`make bench` on {said.get('at', 'an unknown day')}: {said.get('cores', '?')} cores that client, worker and "
-        f"server share, Python {said.get('python', '?')}; median of {said.get('runs', '?')} runs, all contestants in "
-        "turns."
+        f"`make bench` on {', '.join(days) or 'an unknown day'}: {said.get('cores', '?')} cores that client, worker "
+        f"and server share, Python {said.get('python', '?')}; median of {' or '.join(map(str, rounds)) or '?'} runs, "
+        "all contestants in turns."
     )
 
 
@@ -142,9 +169,37 @@ def _verdict_table(results: Results) -> str:
 
 
 def readme_section(results: Results) -> str:
-    """The README's part: a line on how, and what was wanted beside what was measured."""
+    """The README's part: a line on how, and a row per figure that has a target."""
+    rows = []
+    for engine in engines(results):
+        figures = dict.fromkeys(target.figure for target in TARGETS if target.engine == engine)
+        rows += [_readme_row(engine, BY_NAME[name], results) for name in figures]
+    header = ("engine", "figure", "Holdfast", "best peer", "ratio", "of the bare loop", "targets")
+    notes = [f"* {line}" for line in (*beside(results), *batches(results))]
     more = "Every figure, the peers' settings and the plots: [docs/benchmarks.md](docs/benchmarks.md)."
-    return "\n\n".join([_ran(results), _verdict_table(results), more])
+    return "\n\n".join([_ran(results), _table(header, rows), *(["\n".join(notes)] if notes else []), more])
+
+
+def _readme_row(engine: str, figure: Figure, results: Results) -> list[str]:
+    targets = [one for one in TARGETS if (one.engine, one.figure) == (engine, figure.name)]
+    alike = max((one.figures for one in targets), default=())
+    peer = judge(Target(engine, figure.name, 1, figures=alike), results)
+    bare = judge(Target(engine, figure.name, 1, "bare"), results)
+    verdicts = [judge(one, results) for one in targets]
+    of_bare = next((one.ratio for one in verdicts if one.target.beside == "bare"), bare.ratio)
+    return [
+        TITLES[engine],
+        f"{figure.title}, {figure.unit}",
+        _cell(figure, peer.ours),
+        "–" if peer.theirs is None else f"{figure.shown(peer.theirs)} ({peer.rival})",
+        "–" if peer.ratio is None else f"{peer.ratio:.2f}",
+        "–" if of_bare is None else f"{of_bare:.2f}",
+        "<br>".join(f"{one.target.wanted}: {_loud(one)}" for one in verdicts),
+    ]
+
+
+def _loud(one: Judged) -> str:
+    return f"**{one.verdict}**" if one.verdict == "missed" else one.verdict
 
 
 def engine_table(engine: str, results: Results) -> str:
@@ -155,7 +210,7 @@ def engine_table(engine: str, results: Results) -> str:
         values = [entrant.value(figure.name) for entrant in entrants]
         if any(value is not None for value in values):
             rows.append([f"{figure.title}, {figure.unit}", *(_cell(figure, value) for value in values)])
-    return _table(["", *(entrant.title for entrant in entrants)], rows)
+    return _table(["", *(entrant.marked for entrant in entrants)], rows)
 
 
 def engine_plot(engine: str, results: Results) -> str:
@@ -164,7 +219,7 @@ def engine_plot(engine: str, results: Results) -> str:
     for name in PLOTTED:
         figure = BY_NAME[name]
         bars = [
-            Bar(one.title, value, figure.shown(value), one.kind)
+            Bar(one.marked, value, figure.shown(value), one.kind)
             for one in results.of_engine(engine)
             if (value := one.value(name)) is not None
         ]
@@ -179,13 +234,16 @@ def page(results: Results) -> str:
     """docs/benchmarks.md."""
     parts = [
         "# Benchmarks",
-        "*Generated by `python -m benchmarks report --docs` from the JSON lines of one run; do not edit.*",
+        "*Generated by `python -m benchmarks report --docs` from the JSON lines of its runs; do not edit.*",
         _ran(results),
         "How it is measured, and why so: [decision 11](decisions/0011-how-speed-is-measured.md).",
+        _machine_table(results),
         "## Targets",
         _verdict_table(results),
     ]
-    for engine in results.engines:
+    if notes := [*beside(results), *batches(results)]:
+        parts += ["\n".join(f"* {line}" for line in notes)]
+    for engine in engines(results):
         parts += [
             f"## {TITLES[engine]}",
             f"![Benchmarks on {TITLES[engine]}](benchmarks/{engine}.svg)",
@@ -193,7 +251,7 @@ def page(results: Results) -> str:
             _table(
                 ("contestant", "version", "settings", "what a crash does"),
                 [
-                    [one.title, *(str(one.info.get(key, "")) for key in ("version", "settings", "durability"))]
+                    [one.marked, *(str(one.info.get(key, "")) for key in ("version", "settings", "durability"))]
                     for one in ranked([one for one in results.of_engine(engine) if one.info])
                 ],
             ),
@@ -201,3 +259,12 @@ def page(results: Results) -> str:
     if failed := [*failures(results), *too_short(results)]:
         parts += ["## Not measured, or too short", "\n".join(f"* {line}" for line in failed)]
     return "\n\n".join(parts) + "\n"
+
+
+def _machine_table(results: Results) -> str:
+    keys = ("at", "server", "cores", "processor", "memory", "system", "python", "runs")
+    rows = [
+        [TITLES[engine], *(str(results.machines.get(engine, {}).get(key, "")) for key in keys)]
+        for engine in engines(results)
+    ]
+    return _table(("engine", *keys), rows)

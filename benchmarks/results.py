@@ -20,6 +20,8 @@ class Entrant:
     info: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    """With what each figure was measured: if that failed in a later round, none of its figures is one."""
     short: dict[str, float] = field(default_factory=dict)
     """Figures of which a round was too short, with the seconds it lasted."""
 
@@ -28,6 +30,16 @@ class Entrant:
         """Its name as people write it; peers of one library that run in different ways keep their own names apart."""
         lib = str(self.info.get("lib", ""))
         return lib if self.kind != "peer" or _plain(lib) == _plain(self.name) else self.name
+
+    @property
+    def marked(self) -> str:
+        """Its title, with a star if its handler is called per batch."""
+        return f"{self.title}*" if self.batch else self.title
+
+    @property
+    def batch(self) -> str:
+        """How it differs from one handler call and one settlement per job; empty if it does not."""
+        return str(self.info.get("batch", ""))
 
     @property
     def python(self) -> bool:
@@ -45,7 +57,8 @@ def _plain(name: str) -> str:
 
 @dataclass
 class Results:
-    machine: dict[str, Any] = field(default_factory=dict)
+    machines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """On what, when and how often each engine was measured: one file may hold runs of single engines."""
     entrants: dict[tuple[str, str], Entrant] = field(default_factory=dict)
 
     @classmethod
@@ -58,13 +71,14 @@ class Results:
         for line in lines:
             results._add(json.loads(line))
         for entrant in results.entrants.values():
-            for figure in entrant.errors:  # a figure that failed in a later round is none
-                entrant.seen.pop(figure, None)
+            for figure, group in entrant.groups.items():  # a figure that failed in a later round is none
+                if group in entrant.errors:
+                    entrant.seen.pop(figure, None)
         return results
 
     def _add(self, record: dict[str, Any]) -> None:
         if record["figure"] == "machine":
-            self.machine = record["info"]
+            self.machines[record["engine"]] = record["info"]
             return
         place = (record["engine"], record["contestant"])
         entrant = self.entrants.setdefault(place, Entrant(*place, record["kind"]))
@@ -72,15 +86,17 @@ class Results:
             entrant.errors[record["figure"]] = record["error"]
         elif record["figure"] == "info":
             entrant.info = record["info"]
+            entrant.errors.pop("info", None)
         else:
             entrant.seen.setdefault(record["figure"], []).append(record["value"])
+            entrant.groups[record["figure"]] = record.get("group", record["figure"])
             if record.get("seconds", 0.0) < ENOUGH * record.get("wanted", 0.0):
                 entrant.short[record["figure"]] = record["seconds"]
 
     @property
     def is_try(self) -> bool:
         """Whether it was run at a smaller scale: short measurements flatter who needs no time to get warm."""
-        return bool(self.machine.get("scale", 1.0) < 1.0)
+        return any(said.get("scale", 1.0) < 1.0 for said in self.machines.values())
 
     @property
     def engines(self) -> Sequence[str]:
@@ -92,8 +108,8 @@ class Results:
     def ours(self, engine: str) -> Entrant | None:
         return self.entrants.get((engine, "holdfast"))
 
-    def bare(self, engine: str) -> Entrant | None:
-        return self.entrants.get((engine, "bare"))
+    def bare(self, engine: str) -> list[Entrant]:
+        return [entrant for entrant in self.of_engine(engine) if entrant.kind == "bare"]
 
     def peers(self, engine: str) -> list[Entrant]:
         return [entrant for entrant in self.of_engine(engine) if entrant.kind == "peer"]

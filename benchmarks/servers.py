@@ -18,6 +18,7 @@ import psycopg
 import pymysql
 
 from benchmarks.processes import cpu_seconds
+from benchmarks.rabbitmq_server import RabbitMqServer
 from holdfast import Holdfast
 from tests.servers import MariaDbServer, PostgresServer, RedisServer, Server
 
@@ -38,6 +39,10 @@ class Backend(AbstractContextManager["Backend"], ABC):
     @abstractmethod
     def clean(self) -> None:
         """Remove whatever the last contestant left."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """The engine's own version, and how durable it was set up."""
 
     @abstractmethod
     def server_pid(self) -> int | None:
@@ -110,6 +115,11 @@ class Redis(Served):
         self.server.ask("FLUSHALL")
         self.server.ask("SCRIPT", "FLUSH")
 
+    def version(self) -> str:
+        said = str(self.server.ask("INFO", "server"))
+        found = re.search(r"(?:valkey|redis)_version:([\d.]+)", said)
+        return f"Redis {found[1] if found else '?'}, in memory, no append-only file"
+
     def _pending(self, query: Mapping[str, Any]) -> int | None:
         return sum(_counted(self.server.ask(*command)) for command in query["redis"])
 
@@ -170,6 +180,9 @@ class Postgres(Served):
         self._admin.execute("CREATE SCHEMA public")
         self._admin.execute("CHECKPOINT")
 
+    def version(self) -> str:
+        return f"PostgreSQL {self._admin.info.parameter_status('server_version')}, fsync and synchronous_commit on"
+
     def _pending(self, query: Mapping[str, Any]) -> int | None:
         row = self._admin.execute(query["sql"].encode()).fetchone()
         return int(row[0]) if row else None
@@ -228,6 +241,9 @@ class MariaDb(Served):
         self._ask("CREATE DATABASE test")
         self._ask("USE test")
 
+    def version(self) -> str:
+        return f"{self._ask('SELECT version()')[0]}, the log flushed at every commit"
+
     def _pending(self, query: Mapping[str, Any]) -> int | None:
         return int(self._ask(query["mysql"])[0])
 
@@ -261,6 +277,9 @@ class Sqlite(Backend):
         for name in (self.path, Path(f"{self.path}-wal"), Path(f"{self.path}-shm")):
             name.unlink(missing_ok=True)
 
+    def version(self) -> str:
+        return f"SQLite {sqlite3.sqlite_version}, WAL, synchronous FULL"
+
     def _pending(self, query: Mapping[str, Any]) -> int | None:
         connection = self._once("file", lambda: sqlite3.connect(self.path, timeout=30))
         return int(connection.execute(query["sqlite"][1]).fetchone()[0])
@@ -273,6 +292,9 @@ class Memory(Backend):
         self.url = "memory://"
         return self
 
+    def version(self) -> str:
+        return "in one process, nothing stored"
+
     def server_pid(self) -> int | None:
         return None
 
@@ -280,4 +302,27 @@ class Memory(Backend):
         """Every worker begins with nothing."""
 
 
-BACKENDS: dict[str, type[Backend]] = {backend.engine: backend for backend in (Redis, Postgres, Sqlite, MariaDb, Memory)}
+class RabbitMq(Served):
+    """For peers only. What is left in a queue cannot be asked here: a drain ends with its last mark."""
+
+    engine = "rabbitmq"
+
+    def __enter__(self) -> "RabbitMq":
+        self.server = self._open.enter_context(RabbitMqServer())
+        self.url = self.server.url
+        return self
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "BENCH_RABBITMQ_URL": self.url}
+
+    def version(self) -> str:
+        found = re.search(r"RabbitMQ (\d[\d.]*)", (self.server.folder / "server.log").read_text(errors="replace"))
+        return f"RabbitMQ {found[1] if found else '?'}"
+
+    def clean(self) -> None:
+        """A peer deletes its queue when it sets up."""
+
+
+BACKENDS: dict[str, type[Backend]] = {
+    backend.engine: backend for backend in (Redis, Postgres, Sqlite, MariaDb, Memory, RabbitMq)
+}

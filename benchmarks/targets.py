@@ -29,6 +29,10 @@ def _named(name: str) -> Callable[[Entrant], bool]:
     return lambda entrant: entrant.name == name
 
 
+def _each_by_itself(entrant: Entrant) -> bool:
+    return not entrant.batch
+
+
 def _threads(entrant: Entrant) -> bool:
     return bool(entrant.info.get("threads"))
 
@@ -37,8 +41,8 @@ def _threads(entrant: Entrant) -> bool:
 class Target:
     """Ours beside theirs: at least so much of it, or at most, if less is better.
 
-    `which`: the peers that count; the best of those that were measured is compared. `figures`: what may stand for
-    theirs, if not the same figure.
+    `which`: the peers, or the bare loops, that count; the best of those that were measured is compared. `figures`: what
+    may stand for theirs, if not the same figure.
     """
 
     engine: str
@@ -68,12 +72,13 @@ def _per_engine(engines: Sequence[str], figure: str, limit: float, **rest: objec
 
 
 BARE_LOOP = "the bare loop"
+EACH_BY_ITSELF = "the best peer that runs and settles each job by itself"
 BEST_PYTHON = "the best Python peer"
 
 TARGETS: Sequence[Target] = (
     Target("redis", "drain", 3, which=_named("bullmq"), words="BullMQ"),
     Target("redis", "drain", 15, which=_python, words=BEST_PYTHON),
-    Target("redis", "drain", 0.5, "bare", words=BARE_LOOP),
+    Target("redis", "drain", 0.5, "bare", which=_named("bare"), words=BARE_LOOP),
     Target("redis", "enqueue_bulk", 3, which=_named("bullmq"), words="BullMQ"),
     Target("redis", "enqueue_one", 0.85, "bare", words="a bare script call"),
     Target("redis", "enqueue_one_async", 0.85, "bare", words="a bare script call"),
@@ -112,6 +117,12 @@ TARGETS: Sequence[Target] = (
     Target("sqlite", "idle_cpu", 1, "nothing"),
 )
 
+ALSO: Sequence[Target] = (
+    Target("postgres", "drain", 2.5, which=_each_by_itself, words=EACH_BY_ITSELF),
+    Target("postgres", "drain2", 2, which=_each_by_itself, words=EACH_BY_ITSELF),
+)
+"""The same figures beside those that do what ours does: told too, and no target."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -143,14 +154,11 @@ def judge(target: Target, results: Results) -> Judged:
 
 
 def _rivals(target: Target, results: Results) -> list[tuple[float, str]]:
-    if target.beside == "bare":
-        bare = results.bare(target.engine)
-        entrants = [bare] if bare else []
-    else:
-        entrants = [peer for peer in results.peers(target.engine) if target.which(peer)]
+    entrants = results.bare(target.engine) if target.beside == "bare" else results.peers(target.engine)
     return [
-        (value, entrant.title)
+        (value, entrant.marked)
         for entrant in entrants
+        if target.which(entrant)
         for figure in target.figures or (target.figure,)
         if (value := entrant.value(figure)) is not None
     ]
@@ -163,3 +171,12 @@ def _verdict(target: Target, ratio: float) -> Verdict:
 def judged(results: Results) -> list[Judged]:
     """All targets of the engines that took part."""
     return [judge(target, results) for target in TARGETS if target.engine in results.engines]
+
+
+def also_told(results: Results) -> list[Judged]:
+    """What is no target, but belongs beside one: only where a peer that works by the batch was measured."""
+    return [
+        judge(target, results)
+        for target in ALSO
+        if any(peer.batch and peer.value(target.figure) for peer in results.peers(target.engine))
+    ]

@@ -42,13 +42,13 @@ SELECT {names(COLUMNS)}, 'succeeded', {NOW}, {NOW} + retention, 'null' FROM gone
 PLANS = "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
 
 
-def _new(number: int, text: str) -> tuple[str, bytes]:
+def new_row(number: int, text: str) -> tuple[str, bytes]:
     return str(uuid_utils.uuid7()), b'{"n":%d,"s":"%s"}' % (number, text.encode())
 
 
 class BarePostgres(Program):
     info: ClassVar[dict[str, Any]] = {
-        "lib": "bare loop",
+        "lib": "bare loop (psycopg)",
         "version": psycopg.__version__,
         "settings": "psycopg, prepared statements, batches of 500",
         "durability": "a version is compared at the end; nobody rescues",
@@ -63,13 +63,13 @@ class BarePostgres(Program):
     def enqueue(self, number: int, text: str) -> None:
         if not hasattr(self, "_connection"):
             self._connection = psycopg.connect(url(), autocommit=True)
-        self._connection.execute(INSERT.encode(), _new(number, text), prepare=True)
+        self._connection.execute(INSERT.encode(), new_row(number, text), prepare=True)
 
     async def open(self) -> None:
         self._async = await psycopg.AsyncConnection.connect(url(), autocommit=True)
 
     async def aenqueue(self, number: int, text: str) -> None:
-        await self._async.execute(INSERT.encode(), _new(number, text), prepare=True)
+        await self._async.execute(INSERT.encode(), new_row(number, text), prepare=True)
 
     async def close(self) -> None:
         await self._async.close()
@@ -77,7 +77,7 @@ class BarePostgres(Program):
     def enqueue_many(self, numbers: range, text: str) -> None:
         if not hasattr(self, "_connection"):
             self._connection = psycopg.connect(url(), autocommit=True)
-        ids, payloads = zip(*(_new(number, text) for number in numbers), strict=True)
+        ids, payloads = zip(*(new_row(number, text) for number in numbers), strict=True)
         self._connection.execute(BULK.encode(), (list(ids), list(payloads)), prepare=True)
 
     def worker(self) -> None:

@@ -107,7 +107,7 @@ class Line(asyncio.Protocol):
 
 class BareRedis(Program):
     info: ClassVar[dict[str, Any]] = {
-        "lib": "bare loop",
+        "lib": "bare loop (hiredis)",
         "version": hiredis.__version__,
         "settings": "Lua scripts through hiredis, batches of 500",
         "durability": "a token is compared at the end; nobody rescues",
@@ -125,14 +125,14 @@ class BareRedis(Program):
     def enqueue(self, number: int, text: str) -> None:
         if not hasattr(self, "_line"):
             self._enqueue = self._script(ENQUEUE)
-        self._line.ask("EVALSHA", self._enqueue, 2, JOBS, READY, *_new(number, text))
+        self._line.ask("EVALSHA", self._enqueue, 2, JOBS, READY, *new_record(number, text))
 
     async def open(self) -> None:
         self._async = await Line.open()
         self._enqueue = await self._async.ask("SCRIPT", "LOAD", ENQUEUE)
 
     async def aenqueue(self, number: int, text: str) -> None:
-        await self._async.ask("EVALSHA", self._enqueue, 2, JOBS, READY, *_new(number, text))
+        await self._async.ask("EVALSHA", self._enqueue, 2, JOBS, READY, *new_record(number, text))
 
     async def close(self) -> None:
         self._async.transport.close()
@@ -140,15 +140,19 @@ class BareRedis(Program):
     def enqueue_many(self, numbers: range, text: str) -> None:
         if not hasattr(self, "_line"):
             self._bulk = self._script(BULK)
-        jobs = [word for number in numbers for word in _new(number, text)]
+        jobs = [word for number in numbers for word in new_record(number, text)]
         self._line.ask("EVALSHA", self._bulk, 2, JOBS, READY, *jobs)
 
     def worker(self) -> None:
         run_loop(work(_Loop()))
 
 
-def _new(number: int, text: str) -> tuple[str, bytes]:
+def new_record(number: int, text: str) -> tuple[str, bytes]:
     return str(uuid_utils.uuid7()), RECORD % (number, text.encode())
+
+
+def payload_of(record: bytes) -> bytes:
+    return record.rsplit(b"\n", 1)[1]
 
 
 class _Loop:
@@ -164,7 +168,7 @@ class _Loop:
         found = await self._claims.ask("EVALSHA", self._claim, 3, READY, JOBS, HELD, limit, token)
         if not found:
             return []
-        return [Taken(id, token, record.rsplit(b"\n", 1)[1]) for id, record in zip(*found, strict=True)]
+        return [Taken(id, token, payload_of(record)) for id, record in zip(*found, strict=True)]
 
     async def settle(self, jobs: Sequence[Taken]) -> int:
         words = [word for job in jobs for word in (job.id, job.version)]

@@ -95,6 +95,7 @@ CATALOGUE: Sequence[Entry] = (
     Entry("celery-threads", "redis", "celery", "celery_adapter.py", variant="threads"),
     Entry("rq", "redis", "rq", "rq_adapter.py"),
     Entry("pg-boss", "postgres", "pg-boss", "pgboss_adapter.js", is_default=True),
+    Entry("pg-boss-each", "postgres", "pg-boss", "pgboss_adapter.js", variant="2-1000-each", is_default=True),
     Entry("pgqueuer", "postgres", "pgqueuer", "pgqueuer_adapter.py", is_default=True),
     Entry("graphile-worker", "postgres", "graphile-worker", "graphile_adapter.js", is_default=True),
     Entry("graphile-worker-0.17", "postgres", "graphile-worker-0.17", "graphile_adapter.js"),

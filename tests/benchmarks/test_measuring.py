@@ -17,7 +17,7 @@ from benchmarks.figures import ENOUGH
 from benchmarks.marks import VARIABLE, Marker, Marks
 from benchmarks.measuring import Bench, Figures
 from benchmarks.processes import cpu_seconds, memory
-from benchmarks.running import TRIAL, Plan, _Sizes, run
+from benchmarks.running import TRIAL, Plan, _Sizes, kept, run
 from benchmarks.servers import Redis, Sqlite
 from tests.servers import missing_server_policy
 
@@ -178,8 +178,39 @@ def test_a_run_from_end_to_end(engine: str, tmp_path: Path) -> None:
     records = [json.loads(text) for text in path.read_text().splitlines()]
     assert not [record for record in records if "error" in record]
     found = {(record["contestant"], record["figure"]) for record in records[1:]}
+    assert {record["group"] for record in records if "value" in record} == {"enqueue", "enqueue_bulk", "drain"}
     assert {("holdfast", "drain"), ("bare", "drain"), ("holdfast", "cpu"), ("holdfast", "rss_process")} <= found
     assert records[0]["info"]["scale"] == 0.01
+
+
+def test_a_run_replaces_what_it_measures_anew_and_keeps_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    lines = [
+        {"engine": "redis", "figure": "machine"},
+        {"engine": "redis", "group": "drain", "figure": "cpu"},
+        {"engine": "redis", "group": "latency", "figure": "idle"},
+        {"engine": "sqlite", "group": "drain", "figure": "drain"},
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    left = [json.loads(text) for text in kept(path, [Plan("redis", groups=("drain",))])]
+    assert left == [lines[0], lines[2], lines[3]]
+    assert kept(tmp_path / "none", []) == []
+
+
+def test_the_default_run_is_expected_to_take_half_an_hour() -> None:
+    peers = {"redis": 3, "postgres": 4, "sqlite": 1, "mariadb": 0, "memory": 0}
+    peer = Contestant("peer", "peer", ())
+    assert sum(Plan(engine, peers=[peer] * count).expected() for engine, count in peers.items()) < 35 * 60
+
+
+def test_a_bare_worker_collects_as_seldom_as_ours() -> None:
+    look = (
+        "import gc, sys; from benchmarks import program; sys.argv = ['x', 'worker']\n"
+        "class One(program.Program):\n    def worker(self): print(gc.get_threshold()[0], gc.get_freeze_count() > 0)\n"
+        "program.main(One())"
+    )
+    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["10000", "True"]
 
 
 def test_commands_of_clients_are_counted_and_those_of_scripts_are_not(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.report import (
     BEGIN,
     END,
+    beside,
     engine_plot,
     engine_table,
     failures,
@@ -26,8 +27,12 @@ from benchmarks.results import Results
 from benchmarks.targets import TARGETS, Judged, Target, judge, judged
 
 
+def kind_of(contestant: str) -> str:
+    return "bare" if contestant.startswith("bare") else "holdfast" if contestant == "holdfast" else "peer"
+
+
 def line(contestant: str, figure: str, *values: float, engine: str = "redis", **more: Any) -> list[str]:
-    kind = contestant if contestant in ("holdfast", "bare") else "peer"
+    kind = kind_of(contestant)
     return [
         json.dumps({"engine": engine, "contestant": contestant, "kind": kind, "figure": figure, "value": value, **more})
         for value in values
@@ -35,7 +40,7 @@ def line(contestant: str, figure: str, *values: float, engine: str = "redis", **
 
 
 def info(contestant: str, *, engine: str = "redis", language: str = "python", **more: Any) -> list[str]:
-    kind = contestant if contestant in ("holdfast", "bare") else "peer"
+    kind = kind_of(contestant)
     said = {"lib": contestant, "language": language, "threads": False, **more}
     return [json.dumps({"engine": engine, "contestant": contestant, "kind": kind, "figure": "info", "info": said})]
 
@@ -45,9 +50,9 @@ def failed(contestant: str, figure: str, error: str, engine: str = "redis") -> l
     return [json.dumps(record)]
 
 
-def machine(scale: float = 1.0) -> list[str]:
-    said = {"cores": 2, "python": "3.11.7", "at": "today", "runs": 3, "scale": scale}
-    return [json.dumps({"engine": "", "figure": "machine", "info": said})]
+def machine(scale: float = 1.0, engine: str = "redis", at: str = "2026-01-02 10:00 UTC") -> list[str]:
+    said = {"cores": 2, "python": "3.11.7", "at": at, "runs": 3, "scale": scale, "processor": "a fast one"}
+    return [json.dumps({"engine": engine, "figure": "machine", "info": said})]
 
 
 def results(*parts: list[str]) -> Results:
@@ -127,6 +132,75 @@ def test_an_enqueue_is_compared_with_whichever_of_their_calls_is_faster() -> Non
     assert (judgement.verdict, judgement.theirs) == ("missed", 80)
 
 
+def test_a_group_that_failed_in_a_later_round_has_no_figures() -> None:
+    seen = results(
+        info("rq"), line("rq", "latency_p50", 1.0, group="latency"), line("rq", "drain", 5, group="drain"),
+        failed("rq", "latency", "a job never ran"),
+    )  # fmt: skip
+    assert (seen.peers("redis")[0].value("latency_p50"), seen.peers("redis")[0].value("drain")) == (None, 5)
+
+
+def test_redis_drains_beside_redis_py_and_enqueues_beside_the_faster_driver() -> None:
+    seen = results(
+        info("bare", lib="redis-py"), line("bare", "drain", 100), line("bare", "enqueue_one", 10),
+        info("bare-hiredis", lib="hiredis"), line("bare-hiredis", "drain", 400),
+        line("bare-hiredis", "enqueue_one", 20),
+        line("holdfast", "drain", 60), line("holdfast", "enqueue_one", 18),
+    )  # fmt: skip
+    drain = verdict(seen, "redis", "drain", "the bare loop")
+    assert (drain.verdict, drain.rival) == ("met", "redis-py")
+    call = verdict(seen, "redis", "enqueue_one", "a bare script call")
+    assert (call.ratio, call.rival) == (0.9, "hiredis")
+
+
+def test_postgres_is_judged_by_the_faster_driver() -> None:
+    seen = results(
+        info("bare", engine="postgres", lib="psycopg"), line("bare", "drain", 100, engine="postgres"),
+        info("bare-asyncpg", engine="postgres", lib="asyncpg"), line("bare-asyncpg", "drain", 110, engine="postgres"),
+        line("holdfast", "drain", 54, engine="postgres"),
+    )  # fmt: skip
+    judgement = verdict(seen, "postgres", "drain", "the bare loop")
+    assert (judgement.verdict, judgement.rival) == ("missed", "asyncpg")
+
+
+def test_a_peer_that_works_by_the_batch_counts_and_is_marked() -> None:
+    """The best peer is the best of all; beside it stands the best of those with our contract, which is no target."""
+    seen = results(
+        machine(engine="postgres"),
+        info("pg-boss", engine="postgres", language="node", batch="one handler call per batch of 9"),
+        line("pg-boss", "drain", 100, engine="postgres"),
+        info("pgqueuer", engine="postgres"), line("pgqueuer", "drain", 40, engine="postgres"),
+        line("holdfast", "drain", 200, engine="postgres"),
+    )  # fmt: skip
+    judgement = verdict(seen, "postgres", "drain", "the best peer")
+    assert (judgement.verdict, judgement.rival) == ("missed", "pg-boss*")
+    told = (
+        "PostgreSQL: drain: the best peer that runs and settles each job by itself: 40 (pgqueuer); ours 200, ratio 5.00"
+    )
+    assert told in list(beside(seen))
+    assert told in readme_section(seen)
+    assert "pg-boss*: one handler call per batch of 9" in page(seen)
+    assert len(judged(seen)) == len([target for target in TARGETS if target.engine == "postgres"])
+
+
+def test_rabbitmq_stands_beside_our_drains() -> None:
+    seen = results(
+        info("celery", engine="rabbitmq"), line("celery", "drain", 1_000, engine="rabbitmq"),
+        line("holdfast", "drain", 50_000), line("holdfast", "drain", 20_000, engine="postgres"),
+    )  # fmt: skip
+    assert list(beside(seen)) == [
+        "RabbitMQ: drain: 1,000 (celery); ours 50,000 on Redis (50.0×), 20,000 on PostgreSQL (20.0×)"
+    ]
+
+
+def test_a_peer_that_starts_in_a_later_run_has_not_failed() -> None:
+    assert list(failures(results(failed("rq", "info", "no network"), info("rq"), line("rq", "drain", 1)))) == []
+
+
+def test_one_engine_at_a_smaller_scale_makes_all_of_it_a_try() -> None:
+    assert results(machine(), machine(scale=0.1, engine="sqlite")).is_try
+
+
 def test_a_limit_of_its_own() -> None:
     seen = results(line("holdfast", "rss_process", 59), line("holdfast", "idle", 61))
     found = {one.target.figure: one.verdict for one in judged(seen) if one.target.beside == "nothing"}
@@ -175,8 +249,10 @@ def test_the_documentation_is_written(tmp_path: Path) -> None:
     write_docs(seen, tmp_path)
     readme = (tmp_path / "README.md").read_text()
     assert readme.startswith("before\n") and readme.endswith("\nafter\n") and "stale" not in readme  # noqa: PT018
-    assert "| Redis | drain | 40,000 | 20,000 (bullmq) | 2.00 | ≥ 3 × BullMQ | missed |" in readme
+    assert "| 40,000 | 20,000 (bullmq) | 2.00 | – | ≥ 3 × BullMQ: **missed**<br>" in readme
     text = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "| Redis | drain | 40,000 | 20,000 (bullmq) | 2.00 | ≥ 3 × BullMQ | missed |" in text
+    assert "a fast one" in text
     assert "| drain, one worker process, jobs/s | 40,000 | 20,000 |" in text
     assert "a / b" in text
     assert "did not start: needs Python 3.12" in text

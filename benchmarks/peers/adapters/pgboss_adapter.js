@@ -1,6 +1,9 @@
 // pg-boss on PostgreSQL: large batches, fetched without a pause while they are full, woken by NOTIFY.
 //
-// The variant is LOOPS-BATCH: how many loops `work` runs in the process, and how many jobs each fetches at once.
+// Its handler is called once per batch, and the batch is settled as a whole. With `each`, it has the option of its
+// documentation that settles every job by itself (perJobResults): a call, an end and an error for each.
+//
+// The variant is LOOPS-BATCH[-each]: how many loops `work` runs in the process, and how many jobs each fetches at once.
 'use strict';
 
 const pg = require('pg');
@@ -8,6 +11,7 @@ const { PgBoss } = require('pg-boss');
 const { mark, address, version, variant, emptyPostgres, main } = require('./protocol.js');
 
 const QUEUE = 'bench';
+const EACH = variant.endsWith('-each');
 const [LOOPS, BATCH] = (variant || '2-5000').split('-').map(Number);
 
 function create(options) {
@@ -22,7 +26,13 @@ main({
     lib: 'pg-boss',
     version: version('pg-boss'),
     backend: 'postgres',
-    settings: `localConcurrency ${LOOPS}, batchSize ${BATCH}, burstWhenBatchFull, useListenNotify with a notify queue`,
+    settings:
+      `localConcurrency ${LOOPS}, batchSize ${BATCH}, burstWhenBatchFull, useListenNotify with a notify queue: ` +
+      (EACH
+        ? 'with perJobResults, which its documentation has for batches whose jobs end each by itself'
+        : 'the options of its documentation for many jobs, in the fastest sizes that were tried'),
+    batch: EACH ? '' : `one handler call per batch of ${BATCH}; a failure fails the batch`,
+    without: EACH ? ['enqueue', 'enqueue_bulk', 'latency'] : [],
     durability: 'active, then completed (the row is kept); what is active too long, 15 minutes, is retried',
     threads: false,
     pending: { sql: "SELECT count(*) FROM pgboss.job WHERE state < 'completed'" },
@@ -48,6 +58,14 @@ main({
     const boss = create({ useListenNotify: true });
     await boss.start();
     const options = { localConcurrency: LOOPS, batchSize: BATCH, pollingIntervalSeconds: 0.5, burstWhenBatchFull: true };
-    await boss.work(QUEUE, options, plain ? handler : async (jobs) => handler(jobs));
+    if (EACH) {
+      const one = async (job) => {
+        mark();
+        return { id: job.id, status: 'completed' };
+      };
+      await boss.work(QUEUE, { ...options, perJobResults: true }, (jobs) => Promise.all(jobs.map(one)));
+    } else {
+      await boss.work(QUEUE, options, plain ? handler : async (jobs) => handler(jobs));
+    }
   },
 });
