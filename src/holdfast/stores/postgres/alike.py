@@ -48,6 +48,12 @@ class _More(msgspec.Struct, gc=False):
     key: Key | None
 
 
+def one(job: NewJob) -> tuple[Any, ...]:
+    """The values of `_insert_fresh`, but for the last two."""
+    task, *rest = _same_of(job)
+    return (job.id, task, job.payload, *rest)
+
+
 def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
     """The values of `_insert_alike`, but for the last: ids, places, payloads, the rest. None if the jobs are few, or
     differ in more than their ids and payloads.

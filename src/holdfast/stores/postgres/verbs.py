@@ -35,7 +35,7 @@ from holdfast.store import (
     SessionPage,
     held_by,
 )
-from holdfast.stores.postgres.alike import alike, by_session, claimed_jobs, is_plain_success, successes
+from holdfast.stores.postgres.alike import alike, by_session, claimed_jobs, is_plain_success, one, successes
 from holdfast.stores.postgres.lookback import LookBack, Plan
 from holdfast.stores.postgres.refusals import judge_again, judge_refused
 from holdfast.stores.rows import ENDED_COLUMNS, SESSION_COLUMNS, job_from_row, session_page
@@ -47,8 +47,7 @@ CHECKPOINT_MOVED = "HF001"
 QUEUE_IS_FULL = "HF002"
 """What `_insert_checked` raises, as SQLSTATE."""
 
-_MOST_REFUSALS_REPEATED = 3
-_MOST_REPLANNED = 3
+_MOST_REFUSALS_REPEATED = _MOST_REPLANNED = 3
 _CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
 """What `_claim` says when it has claimed nothing because of it."""
 _NO_ID = "00000000-0000-0000-0000-000000000000"
@@ -75,22 +74,6 @@ class Query(msgspec.Struct, frozen=True, gc=False):
 Verb = Generator[Query, list[tuple[Any, ...]], T]
 
 _COLUMNS = ENDED_COLUMNS.replace("id,", "id::text,", 1)
-
-_fresh_of = attrgetter(
-    "id",
-    "task",
-    "payload",
-    "task_version",
-    "queue",
-    "share",
-    "priority",
-    "max_retries",
-    "retention",
-    "correlation_id",
-    "delay",
-    "run_at",
-)
-"""The values of `_insert_fresh`, but for the last two."""
 
 
 class Verbs:
@@ -134,7 +117,7 @@ class Verbs:
             return []
         if checkpoint is None and not limits and all(job.key is None for job in jobs):
             if fresh and len(jobs) == 1:
-                [(now,)] = yield Query(self._insert_fresh, (*_fresh_of(jobs[0]), self._since, list(tell)))
+                [(now,)] = yield Query(self._insert_fresh, (*one(jobs[0]), self._since, list(tell)))
                 if now is not None:
                     self._since = now
                     return [Inserted(jobs[0].id, InsertStatus.CREATED)]

@@ -19,7 +19,6 @@ from holdfast.errors import (
     InvalidOption,
     OutcomeUnknown,
     SessionClosed,
-    StoreReplaced,
     StoreUnavailable,
 )
 from holdfast.job import Job, JobId, Lease, NewJob, SessionId
@@ -43,6 +42,7 @@ from holdfast.store import (
 from holdfast.stores.redis import opening, reading
 from holdfast.stores.redis.connections import Connections
 from holdfast.stores.redis.dispatch import Dispatcher, Verb
+from holdfast.stores.redis.epoch import is_same, require_same
 from holdfast.stores.redis.examine import examine
 from holdfast.stores.redis.layout import Layout, Names
 from holdfast.stores.redis.scripts import load_scripts
@@ -290,7 +290,7 @@ class RedisStore:
         if beat.open or session_id == self._verbs.session_id:  # one that is not ours has nothing to close
             went_back = beat.open and count <= self._verbs.beats.get(session_id, 0)
             self._verbs.beats = {session_id: count}
-            if found and _is_same(known, found) and not went_back:
+            if found and is_same(known, found) and not went_back:
                 self._verbs.epoch = found
                 return beat
             try:
@@ -311,25 +311,8 @@ class RedisStore:
         return usual if since < usual / 2 else 3 * since
 
     async def _compare_epoch(self, session_id: SessionId, *, went_back: bool = False) -> None:
-        """`went_back`: the session's own counter has shown it already. That of the epoch rises with every beat of every
-        worker: alone, it would be back where it was soon after a short way back.
-        """
-        expected = self._verbs.epoch
-        known, _ = expected
-        layout, scripts = self._verbs.layout, self._verbs.scripts
-        found = await self._run(opening.epoch(layout, scripts, known, ""))
-        if _is_same(expected, found) and not went_back:
-            self._verbs.epoch = found
-            return
-        self._verbs.start_over()
-        await self._run(self._verbs.sessions.close(session_id, None))
-        await self._run(opening.keep_layout(layout))
-        fresh = self._ports.ids.session_id()
-        self._verbs.epoch = await self._run(opening.epoch(layout, scripts, known, fresh, anew=True))
-        raise StoreReplaced(
-            f"{self.topology.shown} was emptied or rolled back (a restart without its data, a failover, FLUSHALL): "
-            f"jobs accepted before may be missing, jobs settled before may run again. Session {session_id} was closed"
-        )
+        fresh, where = self._ports.ids.session_id(), self.topology.shown
+        await require_same(self._run, self._verbs, session_id, fresh=fresh, where=where, went_back=went_back)
 
     async def held(self, session_id: SessionId) -> list[Job]:
         """See `Store.held`."""
@@ -439,11 +422,6 @@ class RedisStore:
             blocked.cancel()
             with suppress(asyncio.CancelledError):
                 await blocked
-
-
-def _is_same(known: tuple[str, int], found: tuple[str, int]) -> bool:
-    """Whether the epoch found is the one known, and later."""
-    return found[0] == known[0] and found[1] > known[1]
 
 
 # Forks: the child gets connections of its own.

@@ -89,9 +89,8 @@ class SqliteStore:
     ) -> None:
         check_options(path, namespace=namespace, durability=durability, timeout=timeout)
         self.path = Path(path).absolute()
-        self._durable = durability == "full"
+        self._durable, self._create = durability == "full", create
         self._timeout = timeout
-        self._create = create
         self._namespace = namespace
         self._ports = ports
         self._clock = ports.clock
@@ -400,12 +399,10 @@ class SqliteStore:
                     return
 
     def _others_committed(self) -> bool:
-        opened = self._opened
-        commits = opened.writer.foreign_commits() if opened is not None else None
-        if commits is None or commits == self._seen:
-            return False
-        self._seen = commits
-        return True
+        opened, before = self._opened, self._seen
+        if opened is not None and (commits := opened.writer.foreign_commits()) is not None:
+            self._seen = commits
+        return self._seen != before
 
 
 def _close_dropped(opened: _Opened, ports: Ports) -> None:
