@@ -8,7 +8,7 @@ from holdfast.ports import Clock
 
 TICK = 1.0
 """Seconds between two looks at first."""
-_MOST_TICKS = 5
+_MOST_TICKS = 2
 _EARLY = TICK / 2
 
 
