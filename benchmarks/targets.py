@@ -80,8 +80,11 @@ TARGETS: Sequence[Target] = (
     Target("redis", "drain", 15, which=_python, words=BEST_PYTHON),
     Target("redis", "drain", 0.5, "bare", which=_named("bare"), words=BARE_LOOP),
     Target("redis", "enqueue_bulk", 3, which=_named("bullmq"), words="BullMQ"),
-    Target("redis", "enqueue_one", 0.85, "bare", words="a bare script call"),
-    Target("redis", "enqueue_one_async", 0.85, "bare", words="a bare script call"),
+    *(
+        Target("redis", figure, 0.85, "bare", which=_named(name), words=f"a bare script call by {driver}")
+        for name, driver in (("bare", "redis-py"), ("bare-hiredis", "hiredis on a bare socket"))
+        for figure in BOTH_ENQUEUES
+    ),
     Target(
         "redis", "enqueue_one", 1, which=_python_but_huey, words="every Python peer but Huey", figures=BOTH_ENQUEUES
     ),

@@ -140,7 +140,7 @@ def test_a_group_that_failed_in_a_later_round_has_no_figures() -> None:
     assert (seen.peers("redis")[0].value("latency_p50"), seen.peers("redis")[0].value("drain")) == (None, 5)
 
 
-def test_redis_drains_beside_redis_py_and_enqueues_beside_the_faster_driver() -> None:
+def test_redis_drains_beside_redis_py_and_enqueues_beside_both_drivers() -> None:
     seen = results(
         info("bare", lib="redis-py"), line("bare", "drain", 100), line("bare", "enqueue_one", 10),
         info("bare-hiredis", lib="hiredis"), line("bare-hiredis", "drain", 400),
@@ -149,8 +149,9 @@ def test_redis_drains_beside_redis_py_and_enqueues_beside_the_faster_driver() ->
     )  # fmt: skip
     drain = verdict(seen, "redis", "drain", "the bare loop")
     assert (drain.verdict, drain.rival) == ("met", "redis-py")
-    call = verdict(seen, "redis", "enqueue_one", "a bare script call")
+    call = verdict(seen, "redis", "enqueue_one", "a bare script call by hiredis on a bare socket")
     assert (call.ratio, call.rival) == (0.9, "hiredis")
+    assert verdict(seen, "redis", "enqueue_one", "a bare script call by redis-py").rival == "redis-py"
 
 
 def test_postgres_is_judged_by_the_faster_driver() -> None:
