@@ -37,7 +37,9 @@ def _script(*names: str) -> re.Pattern[bytes]:
 
 
 _MARKS = {
-    "postgres": _Marks(re.compile(rb"_insert\("), ENGINES["postgres"].claim_mark, re.compile(rb"_settle\(")),
+    "postgres": _Marks(
+        re.compile(rb"_insert(_fresh|_alike)?\("), ENGINES["postgres"].claim_mark, re.compile(rb"_(settle|succeed)\(")
+    ),
     "mariadb": _Marks(
         re.compile(rb"INSERT INTO holdfast_ready"),
         ENGINES["mariadb"].claim_mark,

@@ -405,7 +405,7 @@ async def test_the_test_of_the_long_reader_notices(store: PostgresStore, databas
     name = database.text("{ns}_empty_slot(smallint)").decode()
     database.sql(f"ALTER FUNCTION {name} SET lock_timeout = '1s'")
     try:
-        times, _ = await slowest_calls(database, 3, now_and_then=lambda: travel.by(10 * MINUTE))
+        times, _ = await slowest_calls(database, 6, now_and_then=lambda: travel.by(10 * MINUTE))
     finally:
         database.sql(f"ALTER FUNCTION {name} SET lock_timeout = '10ms'")
     assert times[2] > 0.2

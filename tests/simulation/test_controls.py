@@ -15,7 +15,7 @@ from holdfast.ports import Clock, microseconds
 from holdfast.store import Beat, Claimed, ClaimRequest, Inserted, SessionView
 from holdfast.stores import memory
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.sqlite import verbs
+from holdfast.stores.sqlite import settlements
 from holdfast.testing.simulation import Engine, simulate
 from holdfast.worker.claimer import Claimer
 from holdfast.worker.heart import Heart
@@ -46,7 +46,7 @@ def test_without_fencing_many_seeds_are_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_fencing_in_sqlite_many_seeds_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "judge", unfenced)
+    monkeypatch.setattr(settlements, "judge", unfenced)
     found = caught(range(20), Engine.SQLITE)
     assert len(found) > 3
     assert says(found, "invariant 5 (fencing)")
