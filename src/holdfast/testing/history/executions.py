@@ -96,7 +96,9 @@ def cause(facts: Facts, job_id: JobId, before: int, after: int, at: float) -> st
 
 
 def overlap(facts: Facts) -> Iterator[Violation]:
-    """Two executions of a job overlap only if the earlier one's lease was taken from it, or given back under way."""
+    """Two executions of a job overlap only if the earlier one's lease was taken from it, or given back under way, or if
+    its handler was left behind past its hard limit.
+    """
     for job_id, starts in facts.starts.items():
         ordered = sorted(starts, key=lambda start: start.version)
         for before, after in pairwise(ordered):
@@ -104,11 +106,20 @@ def overlap(facts: Facts) -> Iterator[Violation]:
             if end is None or end.at <= after.at:
                 continue
             settles = [one for one in facts.applied(job_id) if one.version == before.version]
-            taken = any(one.from_the_dead or one.reason in _MAY_END_WHILE_IT_RUNS for one in settles)
+            taken = any(
+                one.from_the_dead or one.reason in _MAY_END_WHILE_IT_RUNS or _was_left_behind(facts, one)
+                for one in settles
+            )
             unheard = not settles and not facts.history.exact and facts.harmed_before(after.at)
             if not taken and not unheard:
                 what = f"version {after.version} ran while version {before.version} did, whose lease nobody had taken"
                 yield Violation(9, job_id, what)
+
+
+def _was_left_behind(facts: Facts, settle: Settle) -> bool:
+    job = facts.stored.get(settle.job_id)
+    failures = decode_history(job.failure_history) if job else ()
+    return any(failure.type == "HardTimeout" and failure.attempt == settle.attempt for failure in failures)
 
 
 def shutdown(facts: Facts) -> Iterator[Violation]:
