@@ -153,12 +153,12 @@ def test_an_operator_sees_every_job_with_redis_cli(
             # A worker: what it works on, and that it lives.
             processing = names["processing"].replace("%s", session)
             eventually(lambda: broken_job.id not in cli("HKEYS", processing), "the broken one is settled")
-            held = cli("HKEYS", processing)  # a worker may fetch the next job before it can start it
-            assert {running.id} <= set(held) <= {running.id, low[0].id}
+            held = cli("HKEYS", processing)  # a worker may fetch the next jobs before it can start them
+            assert {running.id} <= set(held) <= {running.id, *(job.id for job in low)}
             assert cli.number("HLEN", processing) == len(held)
             heartbeat = names["heartbeat"].replace("%s", session)
             eventually(lambda: cli.number("EXISTS", heartbeat), "the first beat")
-            assert re.fullmatch(r"holds [12] jobs", cli("GET", heartbeat)[0])
+            assert re.fullmatch(r"holds [1-4] jobs", cli("GET", heartbeat)[0])
             assert 0 < cli.number("PTTL", heartbeat) <= TTL * 1000
 
             # Dead letters.

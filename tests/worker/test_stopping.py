@@ -123,7 +123,8 @@ def test_a_worker_that_stops_lets_the_running_job_finish(bench: Bench, heard: He
     waiting.join(PATIENCE)
     assert fate(job) == ("succeeded", "succeeded", 1)
     assert stored(job).result == b'"finished"'
-    assert fate(later) == ("ready", "enqueued", 0)
+    # It may have been claimed just before the stop was heard; then it was given back.
+    assert fate(later) in {("ready", "enqueued", 0), ("ready", "released", 0)}
     stopped = heard.wait_for(WorkerStopped)
     assert (stopped.clean, stopped.succeeded, stopped.failed) == (True, 1, 0)
     assert [view.open for view in sessions(bench)] == [False]
