@@ -31,7 +31,8 @@ from holdfast.store import ClaimRequest, InsertStatus, Session
 from holdfast.stores.driving import drive, drive_async
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.postgres.lookback import LookBack
-from holdfast.stores.postgres.verbs import Query, Verb, Verbs
+from holdfast.stores.postgres.query import Query, Verb
+from holdfast.stores.postgres.verbs import Verbs
 from tests.servers import PostgresServer
 
 NAMESPACE = "drivers"

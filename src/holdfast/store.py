@@ -338,8 +338,8 @@ class Store(Protocol):
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """Carry out each move whose guard holds (`lifecycle.judge`) with its key change, in one step. One answer each.
 
-        A later move of the same job sees what an earlier one of the batch did. Why a move was refused may be judged a
-        moment after the refusal.
+        A later move of the same job sees what an earlier one of the batch did, and a key goes to the first that takes
+        it, by the order of the batch. Why a move was refused may be judged a moment after the refusal.
 
         A move to an end state takes the job out of the hot structure, stamps `ended_at` and keeps it for its
         retention (failed: until somebody replays or forgets it). A move to `ready` clears a cancel that was asked.

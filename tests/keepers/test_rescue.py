@@ -78,6 +78,16 @@ def test_the_time_of_a_look_counts_only_once_it_is_answered() -> None:
     assert watch.still([view()], 11.0, 11.0) == [view()]
 
 
+def test_only_an_open_session_that_was_not_seen_to_beat_is_a_suspect() -> None:
+    watch = SessionWatch(TTL)
+    assert watch.suspects([view()])  # never seen before
+    watch.still([view()], 0.0, 0.0)
+    assert watch.suspects([view()])
+    assert not watch.suspects([view(1)])
+    assert not watch.suspects([view(open=False)])
+    assert not watch.suspects([])
+
+
 # The keeper, on stores.
 
 

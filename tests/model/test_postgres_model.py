@@ -12,7 +12,7 @@ import pytest
 from holdfast.ports import Ports
 from holdfast.store import Store
 from holdfast.stores.postgres import PostgresStore
-from holdfast.stores.postgres.verbs import Verb
+from holdfast.stores.postgres.query import Verb
 from tests.model.machine import StoreModel, agrees_with_memory, search_for_a_fault
 from tests.servers import PostgresServer
 from tests.store.harnesses import empty_postgres

@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 
 from holdfast.stores.driving import drive
-from holdfast.stores.postgres.verbs import Query, Verb, Verbs
+from holdfast.stores.postgres.query import Query, Verb
+from holdfast.stores.postgres.verbs import Verbs
 from tests.postgres.helpers import Database, Raw, raw
 
 WAITING, IN_FLIGHT, HISTORY, KEPT = 200_000, 50_000, 100_000, 20_000

@@ -13,7 +13,7 @@ from holdfast.lifecycle import Failed, Snoozed, Succeeded, settle
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import SYSTEM
 from holdfast.stores.postgres import PostgresStore
-from holdfast.stores.postgres.verbs import Query
+from holdfast.stores.postgres.query import Query
 from tests.postgres.helpers import (
     DAY,
     HOUR,

@@ -11,7 +11,7 @@ from holdfast.errors import SessionClosed
 from holdfast.job import NewJob
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, Session
-from holdfast.stores.postgres.verbs import Query
+from holdfast.stores.postgres.query import Query
 from tests.postgres.helpers import Database
 
 

@@ -22,7 +22,7 @@ from holdfast.errors import OutcomeUnknown, StoreUnavailable
 from holdfast.job import Key
 from holdfast.store import InsertStatus
 from holdfast.stores.postgres import PostgresStore, connections
-from holdfast.stores.postgres.verbs import Query
+from holdfast.stores.postgres.query import Query
 from tests.postgres.helpers import (
     HOUR,
     Database,

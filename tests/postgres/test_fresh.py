@@ -12,7 +12,7 @@ from holdfast.job import NewJob
 from holdfast.lifecycle import Failed
 from holdfast.store import InsertStatus
 from holdfast.stores.postgres import PostgresStore
-from holdfast.stores.postgres.verbs import Query
+from holdfast.stores.postgres.query import Query
 from tests.postgres.helpers import (
     DAY,
     HOUR,

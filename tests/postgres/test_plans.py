@@ -275,10 +275,10 @@ def test_slots_that_may_be_emptied_are_found_in_their_indexes(recorder: Recorder
 def test_single_jobs(recorder: Recorder) -> None:
     verbs = recorder.verbs
     one, two, *_ = held(recorder, 3)
-    assert recorder.run(verbs.get(one.id)).id == one.id
-    assert recorder.run(verbs.get(new_job().id)) is None
+    assert recorder.run(verbs.reading.get(one.id)).id == one.id
+    assert recorder.run(verbs.reading.get(new_job().id)) is None
     recorder.run(verbs.note(two.lease, b"1"))
-    dead = recorder.run(verbs.find(JobQuery(states=(State.FAILED,), limit=1))).jobs[0]
+    dead = recorder.run(verbs.reading.find(JobQuery(states=(State.FAILED,), limit=1))).jobs[0]
     recorder.plans.clear()
     assert recorder.run(verbs.apply([replay(dead)], [])) == ["applied"]
     assert recorder.run(verbs.request_cancel([one.id, dead.id, new_job().id])) == ["asked", "cancelled", "gone"]
@@ -287,14 +287,14 @@ def test_single_jobs(recorder: Recorder) -> None:
 
 
 def test_dead_letters_are_listed_from_their_index(recorder: Recorder) -> None:
-    page = recorder.run(recorder.verbs.find(JobQuery(states=(State.FAILED,), queue="default", limit=20)))
+    page = recorder.run(recorder.verbs.reading.find(JobQuery(states=(State.FAILED,), queue="default", limit=20)))
     assert len(page.jobs) == 20
-    recorder.run(recorder.verbs.find(JobQuery(states=(State.FAILED,), limit=20, cursor=page.next)))
+    recorder.run(recorder.verbs.reading.find(JobQuery(states=(State.FAILED,), limit=20, cursor=page.next)))
     recorder.require_frugal(KEPT // 2)
     assert not any("past_jobs" in plan.text for plan in recorder.plans)
 
 
 def test_the_newest_jobs_are_listed_without_reading_the_others(recorder: Recorder) -> None:
-    page = recorder.run(recorder.verbs.find(JobQuery(limit=20)))
-    recorder.run(recorder.verbs.find(JobQuery(limit=20, cursor=page.next)))
+    page = recorder.run(recorder.verbs.reading.find(JobQuery(limit=20)))
+    recorder.run(recorder.verbs.reading.find(JobQuery(limit=20, cursor=page.next)))
     recorder.require_frugal(100)

@@ -43,10 +43,21 @@ class SleeplessClock(ManualClock):
         await asyncio.sleep(0)
 
 
+class Ears:
+    """A listener that keeps what it hears, and says whether it cares for routine."""
+
+    def __init__(self, heard: list[Event], routine: bool) -> None:
+        self._heard = heard
+        self.routine = routine
+
+    def __call__(self, event: Event) -> None:
+        self._heard.append(event)
+
+
 class Bench(MemoryStore):
     """A store that takes every settlement, unless the test has another answer; and a settler in front of it."""
 
-    def __init__(self, *, listening: bool = True) -> None:
+    def __init__(self, *, listening: bool = True, routine: bool = True) -> None:
         super().__init__()
         self.clock = SleeplessClock()
         self.holding = Holding()
@@ -62,7 +73,7 @@ class Bench(MemoryStore):
             self,
             self.holding,
             ports=Ports(clock=self.clock, random=FixedRandom(0.25)),
-            listener=self.events.append if listening else ignore,
+            listener=Ears(self.events, routine) if listening else ignore,
             follow=self._follow,
             settled=self._settled,
         )
@@ -458,6 +469,18 @@ async def test_what_the_store_accepted_and_refused_is_counted(listening: bool) -
     assert len(bench.holding) == 0
     refused = [(event.job_id, event.answer) for event in bench.events if isinstance(event, SettleRefused)]
     assert refused == ([("stale", "stale"), ("gone", "gone")] if listening else [])
+
+
+@pytest.mark.parametrize(("routine", "heard"), [(True, ["plain", "odd", "retried"]), (False, ["odd", "retried"])])
+async def test_who_does_not_care_for_routine_hears_of_the_rest(routine: bool, heard: list[str]) -> None:
+    """A success whose result could not be kept is not routine. All are counted."""
+    bench = Bench(routine=routine)
+    bench.add("plain")
+    bench.add("odd", outcome=Succeeded(failure=BROKEN))
+    bench.add("retried", outcome=FAILED)
+    await bench.settle()
+    assert [event.job_id for event in bench.events if isinstance(event, JobSettled)] == heard
+    assert bench.settler.counts == {"succeeded": 2, "retried": 1}
 
 
 async def test_a_store_that_answers_for_fewer_jobs_is_not_believed(bench: Bench) -> None:

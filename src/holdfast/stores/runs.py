@@ -8,19 +8,24 @@ from holdfast.job import JobId, State
 from holdfast.lifecycle import KeyChange, Move
 
 _HELD = frozenset({State.IN_FLIGHT})
+_TAKEN_AND_FREED = {KeyChange.TAKE, KeyChange.FREE}
 
 
 def runs_of_distinct_jobs(moves: Sequence[Move]) -> Iterator[list[Move]]:
     """The moves in order, in pieces that each may be carried out at once. No piece is empty."""
     piece: dict[JobId, Move] = {}
+    keys = KeyChange.KEEP
     for move in moves:
-        if move.job_id in piece:  # a later move of the same job must see what the earlier one did
+        # A later move of the same job must see what the earlier one did; one that takes a key, what is free by then.
+        if move.job_id in piece or {keys, move.key_change} == _TAKEN_AND_FREED:
             yield list(piece.values())
-            piece = {}
+            piece, keys = {}, KeyChange.KEEP
         piece[move.job_id] = move
+        if move.key_change is not KeyChange.KEEP:
+            keys = move.key_change
         if move.then:  # and a later move may be about one of the jobs that follow
             yield list(piece.values())
-            piece = {}
+            piece, keys = {}, KeyChange.KEEP
     if piece:
         yield list(piece.values())
 

@@ -23,7 +23,7 @@ from psycopg.rows import TupleRow
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
-from holdfast.stores.postgres.verbs import Query, Verb
+from holdfast.stores.postgres.query import Query, Verb
 
 T = TypeVar("T")
 RV = TypeVar("RV")

@@ -21,7 +21,7 @@ from holdfast.errors import ForeignConnection, HoldfastError, StoreUnavailable
 from holdfast.stores.driving import drive, drive_async
 from holdfast.stores.guests import behind_sqlalchemy, is_asynchronous, kind_of, on_guest, require_blocking
 from holdfast.stores.postgres.connections import said
-from holdfast.stores.postgres.verbs import Query, Verb
+from holdfast.stores.postgres.query import Query, Verb
 
 T = TypeVar("T")
 

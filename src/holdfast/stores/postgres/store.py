@@ -40,7 +40,8 @@ from holdfast.stores.postgres.guest import Guests
 from holdfast.stores.postgres.listener import Announcer, Listener, sounds
 from holdfast.stores.postgres.lookback import LookBack
 from holdfast.stores.postgres.migrate import is_current, migrate, refuse_unsafe, require_current
-from holdfast.stores.postgres.verbs import CHECKPOINT_MOVED, QUEUE_IS_FULL, Verb, Verbs
+from holdfast.stores.postgres.query import Verb
+from holdfast.stores.postgres.verbs import CHECKPOINT_MOVED, QUEUE_IS_FULL, Verbs
 from holdfast.stores.threads import on_thread
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
@@ -332,23 +333,23 @@ class PostgresStore:
 
     async def get(self, job_id: JobId) -> Job | None:
         """See `Store.get`."""
-        return await self._run(self._verbs.get(job_id))
+        return await self._run(self._verbs.reading.get(job_id))
 
     async def find(self, query: JobQuery) -> Page:
         """See `Store.find`."""
-        return await self._run(self._verbs.find(query))
+        return await self._run(self._verbs.reading.find(query))
 
     async def counts(self) -> list[QueueCounts]:
         """See `Store.counts`."""
-        return await self._run(self._verbs.counts())
+        return await self._run(self._verbs.reading.counts())
 
     async def checkpoint(self, queue: str, name: str) -> str | None:
         """See `Store.checkpoint`."""
-        return await self._run(self._verbs.checkpoint(queue, name))
+        return await self._run(self._verbs.reading.checkpoint(queue, name))
 
     async def now(self) -> int:
         """See `Store.now`."""
-        return await self._run(self._verbs.now())
+        return await self._run(self._verbs.reading.now())
 
     async def examine(self, *, deep: bool = False) -> list[Finding]:
         """See `Examinable.examine`. `deep` asks for nothing more here: the server checks its own pages."""

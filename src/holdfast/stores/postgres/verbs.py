@@ -10,14 +10,14 @@ do the rest. A query that fails because another transaction got in its way is re
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidOption, SessionClosed, StoreError, shown
-from holdfast.job import ENDED, Job, JobId, Lease, NewJob, SessionId, State, is_job_id
+from holdfast.errors import SessionClosed, StoreError
+from holdfast.job import Job, JobId, Lease, NewJob, SessionId, State, is_job_id
 from holdfast.lifecycle import Applied, Move
 from holdfast.store import (
     Beat,
@@ -28,20 +28,17 @@ from holdfast.store import (
     DepthLimit,
     Inserted,
     InsertStatus,
-    JobQuery,
-    Page,
-    QueueCounts,
     Session,
     SessionPage,
     held_by,
 )
 from holdfast.stores.postgres.alike import alike, by_session, claimed_jobs, is_plain_success, one, successes
 from holdfast.stores.postgres.lookback import LookBack, Plan
+from holdfast.stores.postgres.query import COLUMNS, Query, Verb
+from holdfast.stores.postgres.reading import Reading
 from holdfast.stores.postgres.refusals import judge_again, judge_refused
-from holdfast.stores.rows import ENDED_COLUMNS, SESSION_COLUMNS, job_from_row, session_page
+from holdfast.stores.rows import SESSION_COLUMNS, job_from_row, session_page
 from holdfast.stores.runs import runs_of_distinct_jobs
-
-T = TypeVar("T")
 
 CHECKPOINT_MOVED = "HF001"
 QUEUE_IS_FULL = "HF002"
@@ -51,29 +48,6 @@ _MOST_REFUSALS_REPEATED = _MOST_REPLANNED = 3
 _CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
 """What `_claim` says when it has claimed nothing because of it."""
 _NO_ID = "00000000-0000-0000-0000-000000000000"
-_LISTED = {
-    "waiting_jobs": {State.READY},
-    "held_jobs": {State.IN_FLIGHT},
-    "kept_jobs": ENDED,
-    "past_jobs": ENDED - {State.FAILED},
-}
-"""The views that `find` reads, and the states of the jobs in each."""
-
-
-class Query(msgspec.Struct, frozen=True, gc=False):
-    """One statement, complete with its values. `writes`: whether it may have had an effect if its reply is lost.
-
-    The values stand as %s in the text, each with its type (`%s::json`): no driver has to guess it.
-    """
-
-    text: str
-    values: tuple[Any, ...] = ()
-    writes: bool = True
-
-
-Verb = Generator[Query, list[tuple[Any, ...]], T]
-
-_COLUMNS = ENDED_COLUMNS.replace("id,", "id::text,", 1)
 
 
 class Verbs:
@@ -97,7 +71,7 @@ class Verbs:
             %s::bytea)"""
         self._settle = f"SELECT * FROM {ns}_settle(%s::json, %s::text[], %s::bool, %s::text[])"
         self._beat = f"SELECT * FROM {ns}_beat(%s::text, %s::bigint)"
-        self._get = f"SELECT {_COLUMNS} FROM {ns}_get(%s::uuid)"
+        self.reading = Reading(ns)
         self._since = 0
         """The latest time by the store's clock that is known to have passed."""
 
@@ -184,7 +158,7 @@ class Verbs:
 
     def held(self, session_id: SessionId) -> Verb[list[Job]]:
         """See `Store.held`."""
-        text = f"SELECT {_COLUMNS} FROM {self.namespace}_held_jobs WHERE session_id = %s::text"
+        text = f"SELECT {COLUMNS} FROM {self.namespace}_held_jobs WHERE session_id = %s::text"
         rows = yield Query(text, (session_id,), writes=False)
         return list(map(job_from_row, rows))
 
@@ -265,7 +239,7 @@ class Verbs:
     def _apply_distinct(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[dict[JobId, Applied]]:
         """The verdicts; without those whose guard was refused and holds now."""
         succeeding, settling, reviving, cancelling = [], [], [], []
-        for move in sorted(moves, key=attrgetter("job_id")):
+        for move in moves:
             if is_plain_success(move):
                 succeeding.append(move)
             elif State.IN_FLIGHT in move.sources:
@@ -274,6 +248,9 @@ class Verbs:
                 reviving.append(move)
             else:
                 cancelling.append(move)
+        # In one order, so that two batches cannot wait for each other; but of two that want one key, the first gets it.
+        for group in (succeeding, settling, cancelling):
+            group.sort(key=attrgetter("job_id"))
         verdicts: dict[JobId, Applied] = {}
         refused: list[Move] = []
         for session_id, group in by_session(succeeding).items():
@@ -322,11 +299,11 @@ class Verbs:
         )
         if rows:
             return Applied.APPLIED
-        return Applied.STALE if (yield from self.get(lease.job_id)) else Applied.GONE
+        return Applied.STALE if (yield from self.reading.get(lease.job_id)) else Applied.GONE
 
     def lost(self, limit: int, session_id: SessionId | None) -> Verb[list[Job]]:
         """See `Store.lost`."""
-        text = f"SELECT {_COLUMNS} FROM {self.namespace}_lost(%s::text, %s::int)"
+        text = f"SELECT {COLUMNS} FROM {self.namespace}_lost(%s::text, %s::int)"
         rows = yield Query(text, (session_id, limit), writes=False)
         return list(map(job_from_row, rows))
 
@@ -364,74 +341,6 @@ class Verbs:
         known = [job_id for job_id in job_ids if is_job_id(job_id)]
         [(gone,)] = yield Query(f"SELECT {self.namespace}_forget(%s::uuid[])", (known,))
         return int(gone)
-
-    # Reading.
-
-    def get(self, job_id: JobId) -> Verb[Job | None]:
-        """See `Store.get`."""
-        if not is_job_id(job_id):
-            return None
-        rows = yield Query(self._get, (job_id,), writes=False)
-        return job_from_row(rows[0]) if rows else None
-
-    def find(self, query: JobQuery) -> Verb[Page]:
-        """See `Store.find`. Each table gives its newest."""
-        if query.cursor is not None and not is_job_id(query.cursor):
-            raise InvalidOption(f"cursor {shown(query.cursor)} is not the `next` of a page")
-        conditions, values = ["true"], []
-        for condition, value in (
-            ("state = ANY (%s::text[])", list(query.states) or None),
-            ("queue = %s::text", query.queue),
-            ("task = %s::text", query.task),
-            ("correlation_id = %s::text", query.correlation_id),
-            ("id < %s::uuid", query.cursor),
-        ):
-            if value is not None:
-                conditions.append(condition)
-                values.append(value)
-        tables = [table for table, states in _LISTED.items() if not query.states or states & {*query.states}]
-        newest = " UNION ALL ".join(
-            f"""(SELECT {_COLUMNS} FROM {self.namespace}_{table} j WHERE {" AND ".join(conditions)}
-                 ORDER BY j.id DESC LIMIT %s::int)"""
-            for table in tables
-        )
-        rows = yield Query(
-            f'SELECT * FROM ({newest}) j ORDER BY id COLLATE "C" DESC LIMIT %s::int',
-            (*(*values, query.limit + 1) * len(tables), query.limit + 1),
-            writes=False,
-        )
-        page = tuple(job_from_row(row) for row in rows[: query.limit])
-        return Page(page, page[-1].id if len(rows) > query.limit else None)
-
-    def counts(self) -> Verb[list[QueueCounts]]:
-        """See `Store.counts`."""
-        ns = self.namespace
-        rows = yield Query(
-            f"""SELECT queue, CASE WHEN run_at <= {ns}_now() THEN 'ready' ELSE 'scheduled' END, count(*)
-                    FROM {ns}_waiting GROUP BY 1, 2
-                UNION ALL SELECT queue, 'in_flight', count(*) FROM {ns}_in_flight GROUP BY 1
-                UNION ALL SELECT queue, state, sum(jobs)::bigint FROM {ns}_tallies GROUP BY 1, 2 HAVING sum(jobs) > 0
-                UNION ALL SELECT queue, 'paused', 1 FROM {ns}_paused""",
-            writes=False,
-        )
-        tally: dict[str, dict[str, int]] = {}
-        for queue, state, jobs in rows:
-            tally.setdefault(queue, {})[state] = jobs
-        return [
-            QueueCounts(queue=queue, paused=bool(counts.pop("paused", 0)), **counts)
-            for queue, counts in sorted(tally.items())
-        ]
-
-    def checkpoint(self, queue: str, name: str) -> Verb[str | None]:
-        """See `Store.checkpoint`."""
-        text = f"SELECT value FROM {self.namespace}_checkpoints WHERE queue = %s::text AND name = %s::text"
-        rows = yield Query(text, (queue, name), writes=False)
-        return rows[0][0] if rows else None
-
-    def now(self) -> Verb[int]:
-        """See `Store.now`."""
-        [(now,)] = yield Query(f"SELECT {self.namespace}_now()", writes=False)
-        return int(now)
 
 
 def _json(value: object) -> str:

@@ -196,15 +196,18 @@ async def test_a_blocked_replay_succeeds_when_the_key_is_free(rig: Rig) -> None:
     assert await _insert(rig) == Inserted(blocked, EXISTING)
 
 
-async def test_two_replays_for_one_key_in_a_batch(rig: Rig) -> None:
-    """The first takes the key, the second finds it taken."""
-    first = await rig.add(key=rig.key())
-    await rig.end(first, State.FAILED)
-    second = await rig.add(key=rig.key())
-    await rig.end(second, State.FAILED)
+@pytest.mark.parametrize("older_first", [True, False])
+async def test_two_replays_for_one_key_in_a_batch(rig: Rig, older_first: bool) -> None:
+    """The first of the batch takes the key, the second finds it taken, whichever has the lower id."""
+    ids = []
+    for _ in range(2):
+        ids.append(await rig.add(key=rig.key()))
+        await rig.end(ids[-1], State.FAILED)
+    first, second = ids if older_first else reversed(ids)
     moves = [replay(await rig.get(first)), replay(await rig.get(second))]
     assert await rig.store.apply(moves) == [Applied.APPLIED, Applied.KEY_TAKEN]
     assert await rig.state(second) is State.FAILED
+    assert await _insert(rig) == Inserted(first, EXISTING)
 
 
 async def test_a_key_freed_in_a_batch_can_be_taken_in_it(rig: Rig) -> None:
@@ -216,6 +219,17 @@ async def test_a_key_freed_in_a_batch_can_be_taken_in_it(rig: Rig) -> None:
     moves = [rig.move(holder, Failed(BOOM, permanent=True)), replay(await rig.get(waiting))]
     assert await rig.store.apply(moves) == [Applied.APPLIED, Applied.APPLIED]
     assert await _insert(rig) == Inserted(waiting, EXISTING)
+
+
+async def test_a_key_freed_later_in_a_batch_is_taken(rig: Rig) -> None:
+    """Moves are made in their order: what the next one frees is not free yet."""
+    waiting = await rig.add(key=rig.key())
+    await rig.end(waiting, State.FAILED)
+    failing = await rig.add(key=rig.key())
+    holder = await rig.take()
+    moves = [replay(await rig.get(waiting)), rig.move(holder, Failed(BOOM, permanent=True))]
+    assert await rig.store.apply(moves) == [Applied.KEY_TAKEN, Applied.APPLIED]
+    assert [await rig.state(job_id) for job_id in (waiting, failing)] == [State.FAILED, State.FAILED]
 
 
 async def test_a_key_outlives_its_pruned_job(rig: Rig) -> None:
