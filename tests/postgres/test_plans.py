@@ -187,12 +187,18 @@ def test_insert_fresh(recorder: Recorder, near: bool) -> None:
     if near:
         recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
         assert recorder.verbs._since > 0
+    looked_at = _slots_of_an_insert(recorder)
+    if near and looked_at > 2:  # ten minutes ended between the two: then everything is looked at, once
+        looked_at = _slots_of_an_insert(recorder)
+    assert looked_at == (2 if near else 8 + 2)
+    recorder.require_frugal(2)
+
+
+def _slots_of_an_insert(recorder: Recorder) -> int:
     recorder.plans.clear()
     [answer] = recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
     assert answer.status is InsertStatus.CREATED
-    slots = {word for plan in recorder.plans for word in plan.text.split() if "_history_" in word}
-    assert len(slots) == (2 if near else 8 + 2)
-    recorder.require_frugal(2)
+    return len({word for plan in recorder.plans for word in plan.text.split() if "_history_" in word})
 
 
 def test_plain_sql(recorder: Recorder) -> None:
