@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -114,6 +114,8 @@ class Line(asyncio.Protocol):
     def __init__(self, place: Place) -> None:
         self.place = place
         self.closed = False
+        self.heard: Callable[[list[Any]], None] | None = None
+        """Called with the replies to a call when they come, a turn of the loop before whoever waits for them runs."""
         self._loop = asyncio.get_running_loop()
         self._reader = _new_reader()
         self._under_way: deque[_Exchange] = deque()
@@ -207,6 +209,8 @@ class Line(asyncio.Protocol):
                 if len(self._replies) == count:
                     replies, self._replies = self._replies, []
                     self._under_way.popleft()
+                    if self.heard is not None:
+                        self.heard(replies)
                     if not answer.done():
                         answer.set_result(replies)
         except (hiredis.ProtocolError, IndexError) as error:
