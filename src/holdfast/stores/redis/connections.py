@@ -209,30 +209,24 @@ class Connections:
                 return LineFailed(f"all {self._pool_size} blocking connections are in use", sent=False)
             timeout = max(LEAST_WAIT, timeout - (self._ports.clock.monotonic() - began))
         try:
-            line = self._take(place, plain)
+            idle = self._idle_at(place, plain)
+            line = _alive(idle) or BlockingLine(place, self._plain if plain else self.access, self._ports.clock)
             replies = line.exchange(data, count, timeout)
-            self._idle.setdefault((place, plain), []).append(line)
+            idle.append(line)
             return replies
         except (LineFailed, ReplyError) as error:
             return error
         finally:
             self._slots.put(slot)
 
-    def _take(self, place: Place, plain: bool) -> BlockingLine:
-        idle = self._idle.get((place, plain), [])
-        while idle:
-            try:
-                line = idle.pop()
-            except IndexError:  # another thread was faster
-                break
-            if line.is_alive():
-                return line
-            line.close()
-        return BlockingLine(place, self._plain if plain else self.access, self._ports.clock)
+    def _idle_at(self, place: Place, plain: bool) -> list[BlockingLine]:
+        """The blocking connections that nobody uses now: always the same list."""
+        idle = self._idle.get((place, plain))
+        return self._idle.setdefault((place, plain), []) if idle is None else idle
 
     def warm_up(self, place: Place, number: int) -> None:
         """Open so many blocking connections to the server, for calls to come."""
-        idle = self._idle.setdefault((place, False), [])
+        idle = self._idle_at(place, plain=False)
         with suppress(LineFailed, ReplyError):  # whoever needs one opens it, and is told
             while len(idle) < min(number, self._pool_size):
                 idle.append(BlockingLine(place, self.access, self._ports.clock))
@@ -249,14 +243,30 @@ class Connections:
     def close(self) -> None:
         """Close what is idle on the calling thread's side, and the lines of every event loop."""
         with self._lock:
-            idle = [line for lines in self._idle.values() for line in lines]
-            self._idle.clear()
+            idle = list(self._idle.values())
             loops = list(self._loops.items())
-        for line in idle:
-            line.close()
+        for lines in idle:
+            while line := _popped(lines):
+                line.close()
         here = asyncio._get_running_loop()
         for loop, mine in loops:
             if loop is here or not loop.is_running():
                 mine.close()
             else:
                 loop.call_soon_threadsafe(mine.close)
+
+
+def _popped(idle: list[BlockingLine]) -> BlockingLine | None:
+    try:
+        return idle.pop()
+    except IndexError:  # none is left, or another thread was faster
+        return None
+
+
+def _alive(idle: list[BlockingLine]) -> BlockingLine | None:
+    """One of them that can be used, taken out. Those that cannot are closed."""
+    while line := _popped(idle):
+        if line.is_alive():
+            return line
+        line.close()
+    return None
