@@ -209,10 +209,10 @@ class Line(asyncio.Protocol):
                 if len(self._replies) == count:
                     replies, self._replies = self._replies, []
                     self._under_way.popleft()
-                    if self.heard is not None:
-                        self.heard(replies)
                     if not answer.done():
                         answer.set_result(replies)
+                    if self.heard is not None:
+                        self.heard(replies)
         except (hiredis.ProtocolError, IndexError) as error:
             self._fail(f"{self.place} does not talk as a Redis server does: {error}")
 
