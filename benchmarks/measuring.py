@@ -15,7 +15,8 @@ LOOK = 0.004
 START_SECONDS = 40.0
 STALL_SECONDS = 20.0
 ACK_SECONDS = 10.0
-IDLE_SETTLES = 2.0
+IDLE_SETTLES = 6.0
+"""Longer than a third of the TTL: what a worker says once, with its first beat, is no part of a rate."""
 LATENCY_LIMIT = 8.0
 
 Figures = dict[str, float]

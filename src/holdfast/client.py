@@ -79,14 +79,22 @@ class Client:
 
     async def enqueue(self, prepared: PreparedJob[R], connection: Any = None) -> JobHandle[R]:
         """Store one job that was prepared for this call, inside the caller's transaction if a connection is given."""
-        [inserted] = await self._insert([prepared.new], connection, fresh=True)
+        new = [prepared.new]
+        if connection is None:  # not by `_insert`: this is the call that a program makes most, and each step costs
+            [inserted] = await self._store.insert(new, limits=self._limits(new), fresh=True)
+        else:
+            [inserted] = await self._insert(new, connection)
         handle = self._accept(prepared, inserted)
         return handle if handle.created else await handle.look()
 
     def enqueue_blocking(self, prepared: PreparedJob[R], connection: Any = None) -> JobHandle[R]:
         """The same on the calling thread, by the store's shortest way."""
         refuse_in_event_loop("enqueue")
-        [inserted] = self._insert_blocking([prepared.new], connection, fresh=True)
+        new = [prepared.new]
+        if connection is None:
+            [inserted] = self._store.insert_blocking(new, limits=self._limits(new), fresh=True)
+        else:
+            [inserted] = self._insert_blocking(new, connection)
         handle = self._accept(prepared, inserted)
         return handle if handle.created else self.portal.run("enqueue", handle.look())
 
@@ -121,15 +129,15 @@ class Client:
             batch.add(self._accept_all(chunk, answers))
         return batch
 
-    async def _insert(self, new: Sequence[NewJob], connection: Any, *, fresh: bool = False) -> list[Inserted]:
+    async def _insert(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
         if connection is not None:
             return await self._store.ainsert_on(connection, new, limits=self._limits(new))
-        return await self._store.insert(new, limits=self._limits(new), fresh=fresh)
+        return await self._store.insert(new, limits=self._limits(new))
 
-    def _insert_blocking(self, new: Sequence[NewJob], connection: Any, *, fresh: bool = False) -> list[Inserted]:
+    def _insert_blocking(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
         if connection is not None:
             return self._store.insert_on(connection, new, limits=self._limits(new))
-        return self._store.insert_blocking(new, limits=self._limits(new), fresh=fresh)
+        return self._store.insert_blocking(new, limits=self._limits(new))
 
     def _accept_all(
         self, chunk: Sequence[PreparedJob[R]], answers: Sequence[Inserted]

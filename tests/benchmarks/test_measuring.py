@@ -197,10 +197,10 @@ def test_a_run_replaces_what_it_measures_anew_and_keeps_the_rest(tmp_path: Path)
     assert kept(tmp_path / "none", []) == []
 
 
-def test_the_default_run_is_expected_to_take_half_an_hour() -> None:
+def test_the_default_run_is_expected_to_take_little_more_than_half_an_hour() -> None:
     peers = {"redis": 3, "postgres": 4, "sqlite": 1, "mariadb": 0, "memory": 0}
     peer = Contestant("peer", "peer", ())
-    assert sum(Plan(engine, peers=[peer] * count).expected() for engine, count in peers.items()) < 35 * 60
+    assert sum(Plan(engine, peers=[peer] * count).expected() for engine, count in peers.items()) < 37 * 60
 
 
 def test_a_bare_worker_collects_as_seldom_as_ours() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.job import NewJob
 from holdfast.ports import Ports
-from holdfast.store import DepthLimit, Inserted, Store
+from holdfast.store import Checkpoint, DepthLimit, Inserted, Store
 from holdfast.stores.redis import RedisStore
 from holdfast.stores.redis import scripts as redis_scripts
 from holdfast.stores.redis.dispatch import Verb
@@ -39,6 +39,17 @@ class SteeredStore(RedisStore):
     async def _run(self, verb: Verb[T]) -> T:
         self._set_clock()
         return await super()._run(verb)
+
+    async def insert(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+        checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
+    ) -> list[Inserted]:
+        self._set_clock()  # the short way of one job does not pass `_run`
+        return await super().insert(jobs, limits=limits, checkpoint=checkpoint, fresh=fresh)
 
     def insert_blocking(
         self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False

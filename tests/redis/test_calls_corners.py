@@ -15,9 +15,11 @@ from holdfast.errors import StoreUnavailable
 from holdfast.job import Job, NewJob
 from holdfast.ports import SYSTEM
 from holdfast.store import ClaimRequest, InsertStatus, Session, Store
+from holdfast.stores.redis import RedisStore, wakeups
+from holdfast.stores.redis.wire import Line
 from holdfast.testing.suite import Rig
 from tests.redis.conftest import NAMESPACE
-from tests.redis.helpers import store_at
+from tests.redis.helpers import outside, store_at
 from tests.servers import RedisServer
 
 QUEUES = ("default",)
@@ -159,3 +161,81 @@ async def test_a_delayed_job_is_claimed_in_time_although_the_one_that_heard_of_i
                 task.cancel()
         assert [job.id for job in second.jobs] == [job_id]
         assert first.jobs == []
+
+
+# Who was woken claims first.
+
+
+async def _claim_when(woken: asyncio.Event, store: Store, request: ClaimRequest) -> None:
+    async with asyncio.timeout(5):
+        await woken.wait()
+    assert len((await store.claim(request)).jobs) == 1
+
+
+async def sent_when_woken(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the store of a worker sends when a job comes from elsewhere. The worker: one task hears, another claims."""
+    store = rig.store
+    assert isinstance(store, RedisStore)
+    request = ClaimRequest(session_id=await rig.session(), queues=QUEUES, limit=1)
+    await store.claim(request)
+    claim = store._verbs.scripts["claim"].sha.encode()
+    woken, sent = asyncio.Event(), list[str]()
+    send = Line.send
+
+    def watched(self: Line, data: bytes, count: int, timeout: float) -> asyncio.Future[list[object]]:
+        sent.append("claim" if claim in data else "wait" if b"BLPOP" in data else "other")
+        return send(self, data, count, timeout)
+
+    async def listen() -> None:
+        async for _ in store.wakeups(QUEUES):
+            woken.set()
+
+    listening = asyncio.ensure_future(listen())
+    await asyncio.sleep(0.3)
+    async with rig.harness.second() as other:
+        producer = rig.using(other)
+        await producer.add()  # opens its connection
+        await _claim_when(woken, store, request)
+        await asyncio.sleep(0.3)
+        woken.clear()
+        monkeypatch.setattr(Line, "send", watched)
+        await asyncio.gather(producer.add(), _claim_when(woken, store, request))
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(Line, "send", send)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    return [kind for kind in sent if kind != "other"]
+
+
+async def test_who_was_woken_claims_before_the_next_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await sent_when_woken(rig, monkeypatch) == ["claim", "wait"]
+
+
+async def test_without_those_turns_the_wait_would_come_first(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeups, "_TURNS_TO_CLAIM", 0)
+    assert await sent_when_woken(rig, monkeypatch) == ["wait", "claim"]
+
+
+async def test_a_token_that_was_taken_when_the_waiting_ended_is_handed_over(
+    rig: Rig, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the turns between a wake-up and the next wait."""
+    token = f"{NAMESPACE}:{{default}}:wake"
+    monkeypatch.setattr(wakeups, "_TURNS_TO_CLAIM", 1_000_000)
+    heard = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in rig.store.wakeups(QUEUES):
+            heard.set()
+
+    listening = asyncio.ensure_future(listen())
+    await asyncio.sleep(0.3)
+    heard.clear()
+    async with rig.harness.second() as other:
+        await rig.using(other).add()
+    async with asyncio.timeout(5):
+        await heard.wait()
+    assert outside(redis_server.url).llen(token) == 0
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    assert outside(redis_server.url).llen(token) == 1

@@ -135,3 +135,16 @@ async def test_more_parts_than_one_command_may_look_at_are_searched_page_by_page
     assert "HSCAN" in sent
     for queue in ("a", "b"):
         assert client.hget(f"{NAMESPACE}:{{{queue}}}:parts", "s") == b"0"
+
+
+async def test_a_pass_of_retention_asks_for_the_time_only_if_a_session_is_closed(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted(store, monkeypatch) as sent:
+        assert await store.prune(100) == 0
+    assert sent == [*["SMEMBERS", *["HSCAN"] * 2], *["SMEMBERS", "prune"] * 2, "page"]
+    await store.open_session(Session(id="t"))
+    await store.close_session("t")
+    with counted(store, monkeypatch) as sent:
+        assert await store.prune(100) == 0
+    assert sent[-2:] == ["page", "now"]

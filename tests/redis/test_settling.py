@@ -5,20 +5,25 @@ be the same as on the long way.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
+import hiredis
 import pytest
 
-from holdfast.errors import SchemaOutdated, StoreError, UnsafeStore
+from holdfast.errors import OutcomeUnknown, SchemaOutdated, StoreError, UnsafeStore
 from holdfast.failures import Failure
 from holdfast.job import NewJob, State
 from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Succeeded
 from holdfast.store import InsertStatus
 from holdfast.stores.redis import RedisStore, opening
+from holdfast.stores.redis.scripts import load_scripts
+from holdfast.stores.redis.wire import unpacked
 from holdfast.testing.suite import Rig
+from tests.postgres.helpers import new_job
 from tests.redis.conftest import NAMESPACE
-from tests.redis.fake import FORWARD, FakeServer, text
-from tests.redis.helpers import later_by, outside, store_at, with_clock
+from tests.redis.fake import FORWARD, FakeServer, error, text
+from tests.redis.helpers import empty, later_by, outside, store_at, with_clock
 from tests.servers import RedisServer
 
 WEEK = 7 * 24 * 3600 * 1_000_000
@@ -179,8 +184,7 @@ async def test_one_job_takes_the_short_way_and_looks_the_same(rig: Rig, client: 
     one = rig.new(correlation_id="c", max_retries=7, retention=WEEK // 2)
     put = rig.store._verbs.put([one])
     assert put is not None
-    [inserted] = await rig.store._connections.run(put)
-    assert (inserted.job_id, inserted.status) == (one.id, InsertStatus.CREATED)
+    assert await rig.store._connections.call(put) == 1
     alike = [client.hget(key("jobs"), job_id).split(b"\t", 2)[2] for job_id in (several[0], one.id)]
     assert alike[0] == alike[1]
     assert (await rig.claim_ids(await rig.session(), 10))[-1] == one.id
@@ -212,6 +216,93 @@ async def test_a_job_of_the_same_microsecond_does_not_take_the_short_way(rig: Ri
         await rig.store.insert([rig.new(id=job_id)])
     assert client.llen(key("ready:5")) == 1
     assert await rig.claim_ids(await rig.session(), 10) == [first, second, third]
+
+
+async def test_the_short_way_says_what_any_client_would_send(rig: Rig, client: Any) -> None:
+    assert isinstance(rig.store, RedisStore)
+    await rig.add()
+    for fields in ({}, {"payload": b'{"text":"\xc3\xbc\\r\\n$1"}', "share": "\u2603 x", "correlation_id": "\u2603"}):
+        new = rig.new(**fields)
+        put = rig.store._verbs.put([new])
+        assert put is not None
+        command = unpacked(put.data)
+        assert put.data == hiredis.pack_command(command)
+        keys, arguments = command[3 : 3 + int(command[2])], command[3 + int(command[2]) :]
+        assert keys[-1] == rig.store._verbs.layout.ready(new.queue, f"5\t{new.share}")
+        assert arguments[:2] == (f"5\t{new.share}".encode(), new.id.encode())
+        assert arguments[2].split(b"\n", 2)[2] == new.payload
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_the_short_way_finds_a_server_that_has_lost_its_scripts_and_one_that_is_not_known(
+    rig: Rig, client: Any, blocking: bool
+) -> None:
+    assert isinstance(rig.store, RedisStore)
+    await rig.add()
+    for disturb in (client.script_flush, rig.store.topology.doubt):
+        disturb()
+        new = rig.new()
+        assert rig.store._verbs.put([new]) is not None
+        if blocking:
+            [inserted] = await asyncio.to_thread(rig.store.insert_blocking, [new])
+        else:
+            [inserted] = await rig.store.insert([new])
+        assert inserted.status is InsertStatus.CREATED
+        assert await rig.store.get(new.id) is not None
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("what", ["lost before", "lost after", "busy", "refused"])
+async def test_what_may_get_in_the_way_of_the_short_way(redis_server: RedisServer, blocking: bool, what: str) -> None:
+    """It ends as any other call does: tried again if nothing was written, in doubt if that is not known."""
+    script = load_scripts()["put"].sha.encode()
+    seen = 0
+
+    def answer(words: list[bytes]) -> Any:
+        nonlocal seen
+        if script not in words:
+            return FORWARD
+        seen += 1
+        match what:
+            case "lost after":
+                raise ConnectionError("the reply is lost")
+            case "busy" if seen == 1:
+                return error("LOADING Redis is loading the dataset in memory")
+            case "refused":
+                return error("OOM command not allowed when used memory > 'maxmemory'")
+            case _:
+                pass
+        return FORWARD
+
+    async def insert(job: NewJob) -> InsertStatus:
+        if blocking:
+            [inserted] = await asyncio.to_thread(store.insert_blocking, [job])
+        else:
+            [inserted] = await store.insert([job])
+        return inserted.status
+
+    empty(redis_server.url, NAMESPACE)
+    with FakeServer(answer, behind=redis_server.port) as fake:
+        store = store_at(f"{fake.url}?namespace={NAMESPACE}")
+        await insert(new_job())
+        job = new_job()
+        if what == "lost before":
+            for connection in fake._open:
+                connection.shutdown(socket.SHUT_RDWR)
+            await asyncio.sleep(0.05)
+            assert await insert(job) is InsertStatus.CREATED
+        elif what == "lost after":
+            with pytest.raises(OutcomeUnknown) as caught:
+                await insert(job)
+            assert list(caught.value.ids) == [job.id]
+            assert seen == 1, "a call that may have written must not be repeated"
+        elif what == "busy":
+            assert await insert(job) is InsertStatus.CREATED
+            assert seen == 2
+        else:
+            with pytest.raises(StoreError, match="OOM"):
+                await insert(job)
+        store.close()
 
 
 async def test_a_counter_that_somebody_spoilt_leaves_no_half_of_a_job(rig: Rig, client: Any) -> None:

@@ -102,7 +102,7 @@ async def test_a_reply_that_is_not_waited_for_must_be_read(
             return await ask(self, commands, timeout)
         except asyncio.CancelledError:
             for exchange in set(self._under_way) - before:
-                if exchange.answer.cancelled():
+                if exchange[1].cancelled():
                     self._under_way.remove(exchange)
             raise
 

@@ -16,9 +16,9 @@ import msgspec
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
 from holdfast.stores.loop_end import LoopEnd
-from holdfast.stores.redis.dispatch import LEAST_WAIT, Batch, Dispatcher, Verb, is_complete
+from holdfast.stores.redis.dispatch import LEAST_WAIT, Batch, Dispatcher, Packed, Verb, is_complete
 from holdfast.stores.redis.topology import Pause, Result, Send
-from holdfast.stores.redis.wire import Access, BlockingLine, Line, LineFailed, Place, ReplyError
+from holdfast.stores.redis.wire import Access, BlockingLine, Line, LineFailed, Place, ReplyError, packed
 
 T = TypeVar("T")
 
@@ -68,6 +68,29 @@ class Connections:
             result = await self._exchange(first)
             if is_complete(result):
                 return result
+        return await self._execute_from(batch, first, result, began)
+
+    async def call(self, call: Packed) -> Any:
+        """The reply to a single call: what `execute` answers, with less on the way there."""
+        place = self.dispatcher.topology.place_of(call.key)
+        if place is None:
+            return (await self.execute(call.batch()))[0]
+        began = self._ports.clock.monotonic()
+        result: Result
+        try:
+            line = self._of_loop().lines.get((place, False, False))
+            if line is None or line.closed:
+                line = await self.line(place)
+            result = await line.send(call.data, 1, self.access.read_timeout)
+            if type(reply := result[0]) is not ReplyError:
+                return reply
+        except (LineFailed, ReplyError) as error:
+            result = error
+        batch = call.batch()
+        return (await self._execute_from(batch, Send(place, (batch.calls[0].command,)), result, began))[0]
+
+    async def _execute_from(self, batch: Batch, first: Send | None, result: Result | None, began: float) -> list[Any]:
+        """Go on from what came of the first attempt, if there was one."""
         steps = self.dispatcher.execute(batch, first, result, began)
         try:
             step = next(steps)
@@ -137,6 +160,24 @@ class Connections:
             result = self._exchange_blocking(first)
             if is_complete(result):
                 return result
+        return self._execute_blocking_from(batch, first, result, began)
+
+    def call_blocking(self, call: Packed) -> Any:
+        """As `call`, on the calling thread."""
+        place = self.dispatcher.topology.place_of(call.key)
+        if place is None:
+            return self._execute_blocking(call.batch())[0]
+        began = self._ports.clock.monotonic()
+        result = self._converse(place, False, call.data, 1, self.access.read_timeout)
+        if type(result) is list and type(reply := result[0]) is not ReplyError:
+            return reply
+        batch = call.batch()
+        return self._execute_blocking_from(batch, Send(place, (batch.calls[0].command,)), result, began)[0]
+
+    def _execute_blocking_from(
+        self, batch: Batch, first: Send | None, result: Result | None, began: float
+    ) -> list[Any]:
+        """As `_execute_from`, on the calling thread."""
         steps = self.dispatcher.execute(batch, first, result, began)
         try:
             step = next(steps)
@@ -154,6 +195,10 @@ class Connections:
 
     def _exchange_blocking(self, send: Send) -> Result:
         timeout = send.timeout or self.access.read_timeout
+        return self._converse(send.place, send.plain, packed(send.commands), len(send.commands), timeout)
+
+    def _converse(self, place: Place, plain: bool, data: bytes, count: int, timeout: float) -> Result:
+        """Send so many commands, and wait for their replies, on a connection that nobody else uses meanwhile."""
         try:
             slot = self._slots.get_nowait()
         except Empty:
@@ -164,30 +209,24 @@ class Connections:
                 return LineFailed(f"all {self._pool_size} blocking connections are in use", sent=False)
             timeout = max(LEAST_WAIT, timeout - (self._ports.clock.monotonic() - began))
         try:
-            line = self._take(send)
-            replies = line.ask(send.commands, timeout)
-            self._idle.setdefault((send.place, send.plain), []).append(line)
+            idle = self._idle_at(place, plain)
+            line = _alive(idle) or BlockingLine(place, self._plain if plain else self.access, self._ports.clock)
+            replies = line.exchange(data, count, timeout)
+            idle.append(line)
             return replies
         except (LineFailed, ReplyError) as error:
             return error
         finally:
             self._slots.put(slot)
 
-    def _take(self, send: Send) -> BlockingLine:
-        idle = self._idle.get((send.place, send.plain), [])
-        while idle:
-            try:
-                line = idle.pop()
-            except IndexError:  # another thread was faster
-                break
-            if line.is_alive():
-                return line
-            line.close()
-        return BlockingLine(send.place, self._plain if send.plain else self.access, self._ports.clock)
+    def _idle_at(self, place: Place, plain: bool) -> list[BlockingLine]:
+        """The blocking connections that nobody uses now: always the same list."""
+        idle = self._idle.get((place, plain))
+        return self._idle.setdefault((place, plain), []) if idle is None else idle
 
     def warm_up(self, place: Place, number: int) -> None:
         """Open so many blocking connections to the server, for calls to come."""
-        idle = self._idle.setdefault((place, False), [])
+        idle = self._idle_at(place, plain=False)
         with suppress(LineFailed, ReplyError):  # whoever needs one opens it, and is told
             while len(idle) < min(number, self._pool_size):
                 idle.append(BlockingLine(place, self.access, self._ports.clock))
@@ -204,14 +243,30 @@ class Connections:
     def close(self) -> None:
         """Close what is idle on the calling thread's side, and the lines of every event loop."""
         with self._lock:
-            idle = [line for lines in self._idle.values() for line in lines]
-            self._idle.clear()
+            idle = list(self._idle.values())
             loops = list(self._loops.items())
-        for line in idle:
-            line.close()
+        for lines in idle:
+            while line := _popped(lines):
+                line.close()
         here = asyncio._get_running_loop()
         for loop, mine in loops:
             if loop is here or not loop.is_running():
                 mine.close()
             else:
                 loop.call_soon_threadsafe(mine.close)
+
+
+def _popped(idle: list[BlockingLine]) -> BlockingLine | None:
+    try:
+        return idle.pop()
+    except IndexError:  # none is left, or another thread was faster
+        return None
+
+
+def _alive(idle: list[BlockingLine]) -> BlockingLine | None:
+    """One of them that can be used, taken out. Those that cannot are closed."""
+    while line := _popped(idle):
+        if line.is_alive():
+            return line
+        line.close()
+    return None

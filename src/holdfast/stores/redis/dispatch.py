@@ -16,7 +16,7 @@ from holdfast.ports import Ports
 from holdfast.stores.redis.faults import Remedy, ended_midway, redirection, remedy_for, unavailable
 from holdfast.stores.redis.scripts import Script
 from holdfast.stores.redis.topology import Pause, Result, Send, Topology
-from holdfast.stores.redis.wire import Command, LineFailed, Place, ReplyError
+from holdfast.stores.redis.wire import Command, LineFailed, Place, ReplyError, unpacked
 
 T = TypeVar("T")
 
@@ -46,6 +46,20 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     calls: Sequence[Call]
     writes: bool = True
     durable: bool = False
+
+
+class Packed(msgspec.Struct, frozen=True, gc=False):
+    """A call of a script that writes, as it travels: for what is called so often that its words are not put together
+    each time. `key`: where it goes.
+    """
+
+    data: bytes
+    key: bytes
+    script: Script
+
+    def batch(self) -> Batch:
+        """The same call for the machinery that deals with whatever may get in the way."""
+        return Batch((Call(unpacked(self.data), self.key, self.script),))
 
 
 Verb = Generator[Batch, list[Any], T]

@@ -219,11 +219,13 @@ class Sessions:
         """Remove sessions that were closed long ago and hold nothing. How many. `queues`: all there are."""
         removed = 0
         cursor: str | None = None
-        [now] = yield Batch([run_script(self._scripts["now"], [], [])], writes=False)
+        now: int | None = None
         while removed < limit:
             entries, cursor = yield from self._entries(cursor, _HOLDERS_AT_ONCE)
+            if now is None and any(not root or not _view(session_id, root).open for session_id, root in entries):
+                [now] = yield Batch([run_script(self._scripts["now"], [], [])], writes=False)  # as a rule nobody asks
             for session_id, root in entries:
-                if removed < limit and _is_over(session_id, root, int(now)):
+                if removed < limit and now is not None and _is_over(session_id, root, now):
                     # Without a root it is one that was removed half-way.
                     its_queues = _queues_among(root[::2]) if root else queues
                     removed += yield from self._prune_one(session_id, its_queues)

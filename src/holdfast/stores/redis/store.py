@@ -33,6 +33,7 @@ from holdfast.store import (
     DepthLimit,
     Finding,
     Inserted,
+    InsertStatus,
     JobQuery,
     Page,
     QueueCounts,
@@ -231,9 +232,11 @@ class RedisStore:
         if checkpoint is not None:
             checkpoint.require(jobs, checkpoint.was)
         try:
-            put = self._verbs.put(jobs, limits) if checkpoint is None and self._confirms_at_once else None
-            inserted = await self._run(put) if put is not None else []
-            if not inserted:
+            short = checkpoint is None and self._confirms_at_once and self._opened
+            put = self._verbs.put(jobs, limits) if short else None
+            if put is not None and await self._connections.call(put):
+                inserted = [Inserted(jobs[0].id, InsertStatus.CREATED)]
+            else:
                 inserted = await self._run(self._verbs.insert(jobs, limits, checkpoint))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
@@ -249,8 +252,9 @@ class RedisStore:
             self.open_blocking()
         try:
             put = self._verbs.put(jobs, limits) if self._confirms_at_once else None
-            inserted = self._connections.run_blocking(put) if put is not None else []
-            if not inserted:
+            if put is not None and self._connections.call_blocking(put):
+                inserted = [Inserted(jobs[0].id, InsertStatus.CREATED)]
+            else:
                 inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error

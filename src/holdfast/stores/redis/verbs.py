@@ -23,12 +23,13 @@ from holdfast.store import (
     Inserted,
     InsertStatus,
 )
-from holdfast.stores.redis.dispatch import Batch, Call, Verb, run_script
+from holdfast.stores.redis.dispatch import Batch, Call, Packed, Verb, run_script
 from holdfast.stores.redis.layout import Layout
 from holdfast.stores.redis.opening import keep_layout
 from holdfast.stores.redis.records import claimed, from_outbox, head_of, insert_arguments, lane_of, move_arguments
 from holdfast.stores.redis.scripts import AT_ONCE, CLAIMED_AT_ONCE, INSERTED_AT_ONCE, SUCCEEDED_AT_ONCE, Script
 from holdfast.stores.redis.sessions import Sessions
+from holdfast.stores.redis.wire import packed_start
 
 _NO_LIMIT = DepthLimit()
 _FIRST_GUESS = (f"{DEFAULT_PRIORITY}\t",)
@@ -37,6 +38,9 @@ _MOST_TRIES = 2
 new shares may keep coming."""
 _FEW_LANES = 16
 _MOST_PUTS = 1_000
+
+_PutStart = tuple[bytes, bytes, bytes]
+"""Of the short way: its words up to the job's id, as they travel; how the record begins; a key."""
 
 
 class Verbs:
@@ -51,7 +55,7 @@ class Verbs:
         self.session_id: SessionId = ""
         self._known_queues: set[str] = set()
         self._known_lanes: dict[str, tuple[str, ...]] = {}
-        self._puts: dict[tuple[Any, ...], tuple[tuple[bytes, ...], str, bytes]] = {}
+        self._puts: dict[tuple[Any, ...], _PutStart] = {}
 
     def start_over(self) -> None:
         """The store was emptied or rolled back: what was known of it may be wrong."""
@@ -115,36 +119,34 @@ class Verbs:
         args += insert_arguments(jobs, lanes)
         return self.call("insert", queue, args, [self.layout.ready(queue, lane) for lane in lanes])
 
-    def put(
-        self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit] | None = None
-    ) -> Verb[list[Inserted]] | None:
-        """The short way of `insert` for one job; None if it cannot go there. Without an answer nothing was written."""
+    def put(self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit] | None = None) -> Packed | None:
+        """The short way of `insert` for one job; None if it cannot go there. If its reply is 0, nothing was written."""
         if len(jobs) != 1 or limits:
             return None
         job = jobs[0]
         if job.delay or job.run_at is not None or job.key is not None or job.queue not in self._known_queues:
             return None
-        return self._put(job)
-
-    def _put(self, job: NewJob) -> Verb[list[Inserted]]:
-        [created] = yield Batch((self._put_call(job),))
-        return [Inserted(job.id, InsertStatus.CREATED)] if created else []
-
-    def _put_call(self, job: NewJob) -> Call:
         script = self.scripts["put"]
-        correlation_id = job.correlation_id
-        kind = (job.queue, job.task, job.task_version, job.priority, job.share, job.max_retries, job.retention)
-        known = self._puts.get(kind) if correlation_id is None else None
-        if known is None:
-            lane = lane_of(job)
-            keys = (*self.layout.of_queue(job.queue, script), self.layout.ready(job.queue, lane))
-            known = (keys, lane, head_of(job))
-            if correlation_id is None:
+        # What jobs of one kind have in common is packed once. A correlation id is each job's own, so nothing is kept.
+        place = (job.queue, job.priority, job.share, script.sha)
+        kind = (*place, job.task, job.task_version, job.max_retries, job.retention)
+        start = self._puts.get(kind) if job.correlation_id is None else None
+        if start is None:
+            start = self._put_start(job, script)
+            if job.correlation_id is None:
                 if len(self._puts) >= _MOST_PUTS:
                     self._puts.clear()
-                self._puts[kind] = known
-        keys, lane, head = known
-        return Call(("EVALSHA", script.sha, len(keys), *keys, job.id, lane, head + job.payload), keys[0], script)
+                self._puts[kind] = start
+        words, head, key = start
+        job_id, payload = job.id.encode(), job.payload
+        size = len(head) + len(payload)
+        data = b"%b$%d\r\n%b\r\n$%d\r\n%b%b\r\n" % (words, len(job_id), job_id, size, head, payload)
+        return Packed(data, key, script)
+
+    def _put_start(self, job: NewJob, script: Script) -> _PutStart:
+        lane = lane_of(job)
+        keys = (*self.layout.of_queue(job.queue, script), self.layout.ready(job.queue, lane))
+        return packed_start(("EVALSHA", script.sha, len(keys), *keys, lane), 2), head_of(job), keys[0]
 
     def register(self, queues: Mapping[str, Any]) -> Verb[None]:
         """Make sure that the queues are found by those who look at all of them."""

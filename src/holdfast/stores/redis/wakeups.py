@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from holdfast.errors import StoreError
 from holdfast.ports import MICROSECONDS, Ports
@@ -24,6 +26,10 @@ _FIRST_RETRY, _LAST_RETRY = 0.1, 5.0
 _HANDED_OVER_WITHIN = 1.0
 _FIRST_PASS, _LAST_PASS = 0.02, 0.25
 """Seconds until a token is passed on: longer each time while it comes back, since then everybody is busy."""
+_TURNS_TO_CLAIM = 2
+"""Turns of the event loop until whoever was woken has sent its claim. What happens here comes after that: a job waits
+for the claim, and nobody for the next wait.
+"""
 
 
 class Waiting:
@@ -69,6 +75,7 @@ class Waiting:
                 retry = _FIRST_RETRY
                 try:
                     self._hub.notify(of_key.values())  # what came while nobody waited
+                    line.heard = partial(self._wake, of_key)
                     await self._take_tokens(line, of_key)
                 finally:
                     line.close()
@@ -87,6 +94,12 @@ class Waiting:
             raise LineFailed("the server has just gone", sent=False)
         return await Line.open(place, self._connections.access)
 
+    def _wake(self, of_key: dict[bytes, str], replies: list[Any]) -> None:
+        """Wake whoever waits for the queue whose token has come."""
+        [taken] = replies
+        if isinstance(taken, list):
+            self._hub.notify({of_key[taken[0]]})
+
     async def _take_tokens(self, line: Line, of_key: dict[bytes, str]) -> None:
         command = ("BLPOP", *of_key, self._block)
         while True:
@@ -94,8 +107,9 @@ class Waiting:
             if isinstance(taken, ReplyError):
                 raise taken
             if taken is not None:
+                for _ in range(_TURNS_TO_CLAIM):
+                    await self._ports.clock.sleep(0)
                 queue = of_key[taken[0]]
-                self._hub.notify({queue})
                 if queue in self._until_due:
                     self._until_due.discard(queue)
                     self._passing.pop(queue).cancel()

@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -84,6 +84,18 @@ def packed(commands: Sequence[Command]) -> bytes:
         raise InvalidOption(f"a text cannot be stored: {error}") from error
 
 
+def packed_start(words: Sequence[Any], more: int) -> bytes:
+    """How a command of these words travels, up to where `more` words follow."""
+    return b"*%d\r\n" % (len(words) + more) + packed([tuple(words)]).partition(b"\r\n")[2]
+
+
+def unpacked(data: bytes) -> Command:
+    """The command that travels like that, every word as bytes."""
+    reader = hiredis.Reader()
+    reader.feed(data)
+    return tuple(cast("list[bytes]", reader.gets()))
+
+
 def _new_reader() -> hiredis.Reader:
     return hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)
 
@@ -92,14 +104,8 @@ def _refused(replies: Sequence[Any]) -> str | None:
     return next((str(reply) for reply in replies if isinstance(reply, ReplyError)), None)
 
 
-class _Exchange:
-    __slots__ = ("answer", "count", "deadline", "replies")
-
-    def __init__(self, count: int, answer: asyncio.Future[list[Any]], deadline: float) -> None:
-        self.count = count
-        self.answer = answer
-        self.deadline = deadline
-        self.replies: list[Any] = []
+_Exchange = tuple[int, "asyncio.Future[list[Any]]", float]
+"""How many replies there will be, who waits for them, and until when. A plain tuple: one is made for every call."""
 
 
 class Line(asyncio.Protocol):
@@ -108,9 +114,13 @@ class Line(asyncio.Protocol):
     def __init__(self, place: Place) -> None:
         self.place = place
         self.closed = False
+        self.heard: Callable[[list[Any]], None] | None = None
+        """Called with the replies to a call when they come, a turn of the loop before whoever waits for them runs."""
         self._loop = asyncio.get_running_loop()
         self._reader = _new_reader()
         self._under_way: deque[_Exchange] = deque()
+        self._replies: list[Any] = []
+        """Those to the first of them."""
         self._transport: asyncio.Transport | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
@@ -146,15 +156,19 @@ class Line(asyncio.Protocol):
 
     async def ask(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """The replies, errors among them. `LineFailed` if they do not come in time."""
+        return await self.send(packed(commands), len(commands), timeout)
+
+    def send(self, data: bytes, count: int, timeout: float) -> asyncio.Future[list[Any]]:
+        """The same for so many commands as they travel: they are sent now, and the future gets the replies."""
         if self.closed or self._transport is None:
             raise LineFailed(f"the connection to {self.place} is closed", sent=False)
-        data = packed(commands)
-        exchange = _Exchange(len(commands), self._loop.create_future(), self._loop.time() + timeout)
-        self._under_way.append(exchange)
-        if self._alarm is None or exchange.deadline < self._alarm_at:
-            self._set_alarm(exchange.deadline)
+        answer: asyncio.Future[list[Any]] = self._loop.create_future()
+        deadline = self._loop.time() + timeout
+        self._under_way.append((count, answer, deadline))
+        if self._alarm is None or deadline < self._alarm_at:
+            self._set_alarm(deadline)
         self._transport.write(data)
-        return await exchange.answer
+        return answer
 
     def _set_alarm(self, at: float) -> None:
         """One timer for all that is under way: most calls are answered long before, and need none of their own."""
@@ -165,7 +179,7 @@ class Line(asyncio.Protocol):
     def _look_for_late_ones(self) -> None:
         self._alarm = None
         if self._under_way:
-            earliest = min(exchange.deadline for exchange in self._under_way)
+            earliest = min(deadline for _, _, deadline in self._under_way)
             if earliest <= self._loop.time():
                 self._fail(f"no answer from {self.place} within the deadline")
             else:
@@ -173,7 +187,7 @@ class Line(asyncio.Protocol):
 
     async def ended(self, clock: Clock) -> None:
         """Wait until nothing is under way."""
-        while under_way := [exchange.answer for exchange in self._under_way if not exchange.answer.done()]:
+        while under_way := [answer for _, answer, _ in self._under_way if not answer.done()]:
             await asyncio.wait(under_way)
             await clock.sleep(0)  # who got an answer may go on with another question
 
@@ -190,12 +204,15 @@ class Line(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not _NOTHING:
-                exchange = self._under_way[0]
-                exchange.replies.append(reply)
-                if len(exchange.replies) == exchange.count:
+                count, answer, _ = self._under_way[0]
+                self._replies.append(reply)
+                if len(self._replies) == count:
+                    replies, self._replies = self._replies, []
                     self._under_way.popleft()
-                    if not exchange.answer.done():
-                        exchange.answer.set_result(exchange.replies)
+                    if not answer.done():
+                        answer.set_result(replies)
+                    if self.heard is not None:
+                        self.heard(replies)
         except (hiredis.ProtocolError, IndexError) as error:
             self._fail(f"{self.place} does not talk as a Redis server does: {error}")
 
@@ -207,9 +224,9 @@ class Line(asyncio.Protocol):
         self.closed = True
         self._stop_alarm()
         while self._under_way:
-            exchange = self._under_way.popleft()
-            if not exchange.answer.done() and not self._loop.is_closed():
-                exchange.answer.set_exception(LineFailed(message, sent=True))
+            _, answer, _ = self._under_way.popleft()
+            if not answer.done() and not self._loop.is_closed():
+                answer.set_exception(LineFailed(message, sent=True))
         if self._transport is not None:
             self._transport.abort()
 
@@ -257,9 +274,13 @@ class BlockingLine:
 
     def ask(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """As `Line.ask`. After a failure the connection is closed."""
+        return self.exchange(packed(commands), len(commands), timeout)
+
+    def exchange(self, data: bytes, count: int, timeout: float) -> list[Any]:
+        """The same for so many commands as they travel."""
         replies: list[Any] = []
         try:
-            self._send(packed(commands))
+            self._send(data)
             deadline = self._clock.monotonic() + timeout
             if self._access.tls is None:  # the answer is hardly there yet; with TLS it may be, and be read already
                 self._wait(self._readable, deadline)
@@ -267,7 +288,7 @@ class BlockingLine:
                 self._reader.feed(self._received(deadline))
                 while (reply := self._reader.gets()) is not _NOTHING:
                     replies.append(reply)
-                if len(replies) >= len(commands):
+                if len(replies) >= count:
                     break
         except (OSError, hiredis.ProtocolError) as error:
             self.close()
@@ -275,24 +296,25 @@ class BlockingLine:
         except BaseException:
             self.close()  # interrupted: a reply may still be on its way
             raise
-        if len(replies) > len(commands):
+        if len(replies) > count:
             self.close()
             raise LineFailed(f"{self.place} does not talk as a Redis server does: it answers unasked", sent=True)
         return replies
 
     def _send(self, data: bytes) -> None:
-        rest = memoryview(data)
+        rest: bytes | memoryview = data
         deadline = 0.0
         while True:
             wanted = self._writable
             try:
-                rest = rest[self._socket.send(rest) :]
+                sent = self._socket.send(rest)
+                if sent == len(rest):
+                    return
+                rest = memoryview(rest)[sent:]
             except ssl.SSLWantReadError:
                 wanted = self._readable
             except (BlockingIOError, ssl.SSLWantWriteError):
                 pass
-            if not rest:
-                return
             deadline = deadline or self._clock.monotonic() + self._access.write_timeout
             self._wait(wanted, deadline)
 
