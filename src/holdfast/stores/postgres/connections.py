@@ -1,8 +1,8 @@
 """Connections to the server: a few for each event loop, a few for blocking calls, none shared over a fork.
 
-Every connection is in autocommit mode and keeps nothing between two statements (no prepared statements, no settings),
-so a pooler in transaction mode may stand in between. Every call has a deadline. A connection on which a call failed to
-end is thrown away; one that the server has closed meanwhile is noticed before it is used.
+Every connection is in autocommit mode and keeps no settings between two statements, nor anything prepared where a
+pooler may stand in between (`direct.py`). Every call has a deadline. A connection on which a call failed to end is
+thrown away; one that the server has closed meanwhile is noticed before it is used.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import asyncio
 import contextlib
 import select
 import threading
+from functools import cached_property
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as sqlstates
-from psycopg import waiting
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
+from psycopg.waiting import Ready, Wait
 
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
+from holdfast.stores.postgres.direct import Direct, Prepared, answer
 from holdfast.stores.postgres.query import Query, Verb
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ IN_THE_WAY = (sqlstates.SerializationFailure, sqlstates.DeadlockDetected, sqlsta
 """Another transaction got in the way, and nothing was written: try the statement again."""
 
 AsyncConnection = psycopg.AsyncConnection[TupleRow]
+Rows = list[tuple[Any, ...]]
 
 
 class _Async(AsyncConnection):
@@ -45,20 +48,96 @@ class _Async(AsyncConnection):
     it has: the driver would, for ten seconds beyond any deadline. The connection is of no use afterwards.
     """
 
+    patience: float | None = None
+    """Seconds after which the wait for an answer ends with `TimeoutError`."""
+
+    async def ask(self, query: Query | Direct) -> Rows:
+        """The rows that the statement answers with."""
+        if isinstance(query, Direct):
+            return [(await self.wait(answer(self.pgconn, self._made_ready, query)),)]
+        cursor = await self.execute(query.text, query.values, binary=True)
+        return await cursor.fetchall() if cursor.description else []
+
+    @cached_property
+    def _made_ready(self) -> Prepared:
+        return Prepared()
+
+    @cached_property
+    def ear(self) -> select.poll:
+        """See `_ear_of`."""
+        return _ear_of(self)
+
     async def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         try:
-            return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
-        except asyncio.CancelledError:
+            return await _waited(gen, self.pgconn.socket, self.patience if timeout is None else timeout)
+        except (asyncio.CancelledError, TimeoutError):
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 with contextlib.suppress(psycopg.Error, OSError):
                     await self.cancel_safe(timeout=_TIME_TO_CANCEL)
             raise
 
 
+async def _waited(gen: PQGen[RV], socket: int, timeout: float | None) -> RV:
+    """What the driver's generator comes to. The driver's own loop looks ten times a second whether it should end: ours
+    is ended from outside, or by one timer.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout is None else loop.time() + timeout
+    try:
+        awaited = next(gen)
+        while True:
+            ready: asyncio.Future[Ready] = loop.create_future()
+            timer = None if deadline is None else loop.call_at(deadline, _is_ready, ready, Ready.NONE)
+            try:
+                if awaited & Wait.R:
+                    loop.add_reader(socket, _is_ready, ready, Ready.R)
+                if awaited & Wait.W:
+                    loop.add_writer(socket, _is_ready, ready, Ready.W)
+                state = await ready
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                if awaited & Wait.R:
+                    loop.remove_reader(socket)
+                if awaited & Wait.W:
+                    loop.remove_writer(socket)
+            if state == Ready.NONE:
+                raise TimeoutError
+            awaited = gen.send(state)
+    except StopIteration as end:
+        outcome: RV = end.value
+        return outcome
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise psycopg.OperationalError("connection socket closed") from error
+
+
+def _is_ready(awaited: asyncio.Future[Ready], state: Ready) -> None:
+    if not awaited.done():
+        awaited.set_result(state)
+
+
 class _Blocking(psycopg.Connection[TupleRow]):
     """A blocking connection that waits for no answer longer than `patience`."""
 
     patience: float | None = None
+
+    def ask(self, query: Query | Direct) -> Rows:
+        """The rows that the statement answers with."""
+        if isinstance(query, Direct):
+            return [(self.wait(answer(self.pgconn, self._made_ready, query)),)]
+        cursor = self.execute(query.text, query.values, binary=True)
+        return cursor.fetchall() if cursor.description else []
+
+    @cached_property
+    def _made_ready(self) -> Prepared:
+        return Prepared()
+
+    @cached_property
+    def ear(self) -> select.poll:
+        """See `_ear_of`."""
+        return _ear_of(self)
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         return super().wait(gen, interval, self.patience if timeout is None else timeout)
@@ -90,7 +169,7 @@ class Server:
             "client_encoding": "UTF8",
         }
 
-    async def connect(self) -> AsyncConnection:
+    async def connect(self) -> _Async:
         """A new connection for the running event loop."""
         try:
             return await _Async.connect(autocommit=True, prepare_threshold=None, **self._options)
@@ -109,7 +188,7 @@ class Server:
     def _unreachable(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"cannot connect to {self.shown}: {str(error).strip()}")
 
-    def failure(self, error: Exception, query: Query) -> StoreError:
+    def failure(self, error: Exception, query: Query | Direct) -> StoreError:
         """The error of our tree for a statement that did not end well."""
         what = f"PostgreSQL says {said(error)} for {self.shown}"
         state = getattr(error, "sqlstate", None) or ""
@@ -134,23 +213,28 @@ def said(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _is_alive(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+def _is_alive(connection: _Async | _Blocking) -> bool:
     """Whether an idle connection can be used: not closed, and the server has sent nothing, such as its farewell."""
     if connection.closed:
         return False
     with contextlib.suppress(ValueError, OSError, psycopg.Error):
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN | select.POLLERR | select.POLLHUP)
-        return not poll.poll(0)
+        return not connection.ear.poll(0)
     return False
+
+
+def _ear_of(connection: _Async | _Blocking) -> select.poll:
+    """What hears whether the server has sent something."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN | select.POLLERR | select.POLLHUP)
+    return poll
 
 
 class _Pauses:
     """The waits between the tries of a statement that others got in the way of."""
 
-    def __init__(self, ports: Ports, deadline: float) -> None:
+    def __init__(self, ports: Ports, began: float, timeout: float) -> None:
         self._ports = ports
-        self._deadline = deadline
+        self._deadline = began + timeout
         self._next = _FIRST_PAUSE
 
     def next(self) -> float | None:
@@ -167,10 +251,10 @@ class _OfLoop:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
-        self.idle: list[AsyncConnection] = []
+        self.idle: list[_Async] = []
         self.slots = asyncio.Semaphore(_MOST_PER_LOOP)
 
-    def take(self) -> AsyncConnection | None:
+    def take(self) -> _Async | None:
         """An idle connection. Somebody may close them all at this moment, on another thread."""
         try:
             return self.idle.pop()
@@ -197,13 +281,21 @@ class Connections:
         """Carry out the verb. Every statement has the store's deadline."""
         return await drive_async(verb, self._execute)
 
-    async def _execute(self, query: Query) -> list[tuple[Any, ...]]:
+    async def call(self, direct: Direct) -> bytes | None:
+        """Make a direct call. It, too, has the store's deadline."""
+        answered: bytes | None
+        [(answered,)] = await self._execute(direct)
+        return answered
+
+    async def _execute(self, query: Query | Direct) -> Rows:
         clock = self.server.ports.clock
-        pauses = _Pauses(self.server.ports, clock.monotonic() + self.server.timeout)
+        began = clock.monotonic()
+        pauses: _Pauses | None = None
         while True:
             try:
                 return await self._try(query)
             except IN_THE_WAY as error:
+                pauses = pauses or _Pauses(self.server.ports, began, self.server.timeout)
                 pause = pauses.next()
                 if pause is None:
                     raise self.server.failure(error, query) from error
@@ -215,39 +307,60 @@ class Connections:
                 raise InvalidOption(f"a text cannot be stored: {error}") from error
             await clock.sleep(pause)
 
-    async def _try(self, query: Query) -> list[tuple[Any, ...]]:
+    async def _try(self, query: Query | Direct) -> Rows:
         mine = self._of_loop()
+        if not mine.slots.locked() and (connection := mine.take()) is not None:
+            if _is_alive(connection):
+                return await self._ask(mine, connection, query)
+            await connection.close()
         sent = False
-        connection: AsyncConnection | None = None
         try:
             async with asyncio.timeout(self.server.timeout):
                 async with mine.slots:
-                    while connection is None and (connection := mine.take()) is not None:
-                        if not _is_alive(connection):
-                            await connection.close()
-                            connection = None
-                    if connection is None:
-                        connection = await self.server.connect()
+                    connection = await self._connection(mine)
                     sent = True
-                    try:
-                        cursor = await connection.execute(query.text, query.values, binary=True)
-                        rows = await cursor.fetchall() if cursor.description else []
-                    except psycopg.Error:
-                        if not connection.broken and not connection.closed:
-                            mine.idle.append(connection)  # the statement failed, the connection did not
-                            connection = None
-                        raise
-                    mine.idle.append(connection)
-                    connection = None
-                    return rows
+                    return await self._asked(mine, connection, query)
         except TimeoutError as error:
             if sent:
                 raise self.server.failure(TimeoutError("no answer within the deadline"), query) from error
             raise StoreUnavailable(
                 f"no connection to {self.server.shown} within {self.server.timeout:g} s; nothing was sent"
             ) from error
+
+    async def _ask(self, mine: _OfLoop, connection: _Async, query: Query | Direct) -> Rows:
+        """The usual case: neither a slot nor a connection has to be waited for. Then the connection's own deadline
+        does, which costs less than one around it all.
+        """
+        await mine.slots.acquire()
+        try:
+            connection.patience = self.server.timeout
+            return await self._asked(mine, connection, query)
+        except TimeoutError as error:
+            raise self.server.failure(TimeoutError("no answer within the deadline"), query) from error
         finally:
-            if connection is not None:  # cancelled, late or broken: nobody knows what the server still does with it
+            connection.patience = None
+            mine.slots.release()
+
+    async def _connection(self, mine: _OfLoop) -> _Async:
+        while (connection := mine.take()) is not None:
+            if _is_alive(connection):
+                return connection
+            await connection.close()
+        return await self.server.connect()
+
+    async def _asked(self, mine: _OfLoop, connection: _Async, query: Query | Direct) -> Rows:
+        usable = False
+        try:
+            rows = await connection.ask(query)
+            usable = True
+            return rows
+        except psycopg.Error:
+            usable = not connection.broken and not connection.closed  # the statement failed, the connection did not
+            raise
+        finally:
+            if usable:
+                mine.idle.append(connection)
+            else:  # cancelled, late or broken: nobody knows what the server still does with it
                 connection.pgconn.finish()
 
     def _of_loop(self) -> _OfLoop:
@@ -267,13 +380,21 @@ class Connections:
         """The same on the calling thread."""
         return drive(verb, self._execute_blocking)
 
-    def _execute_blocking(self, query: Query) -> list[tuple[Any, ...]]:
+    def call_blocking(self, direct: Direct) -> bytes | None:
+        """The same on the calling thread."""
+        answered: bytes | None
+        [(answered,)] = self._execute_blocking(direct)
+        return answered
+
+    def _execute_blocking(self, query: Query | Direct) -> Rows:
         clock = self.server.ports.clock
-        pauses = _Pauses(self.server.ports, clock.monotonic() + self.server.timeout)
+        began = clock.monotonic()
+        pauses: _Pauses | None = None
         while True:
             try:
                 return self._try_blocking(query)
             except IN_THE_WAY as error:
+                pauses = pauses or _Pauses(self.server.ports, began, self.server.timeout)
                 pause = pauses.next()
                 if pause is None:
                     raise self.server.failure(error, query) from error
@@ -283,7 +404,7 @@ class Connections:
                 raise InvalidOption(f"a text cannot be stored: {error}") from error
             clock.pause(pause)
 
-    def _try_blocking(self, query: Query) -> list[tuple[Any, ...]]:
+    def _try_blocking(self, query: Query | Direct) -> Rows:
         if not self._slots.acquire(timeout=self.server.timeout):
             raise StoreUnavailable(f"all {_MOST_BLOCKING} blocking connections to {self.server.shown} are in use")
         connection: _Blocking | None = None
@@ -297,8 +418,7 @@ class Connections:
                     connection.close()
                     connection = None
             try:
-                cursor = connection.execute(query.text, query.values, binary=True)
-                rows = cursor.fetchall() if cursor.description else []
+                rows = connection.ask(query)
             except psycopg.Error as error:
                 if not connection.broken and not isinstance(error, sqlstates._WaitTimeout):
                     self._put_back(connection)

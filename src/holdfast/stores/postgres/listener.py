@@ -56,6 +56,10 @@ class Announcer:
         if not self._on or not queues:
             return []
         now = self._clock.monotonic()
+        if len(queues) == 1 and not back:  # the usual case, in one step
+            [queue] = queues
+            if now - self._told.get(queue, -1.0) < _QUIET:
+                return []
         with self._lock:
             tell = [queue for queue in queues if queue in back or now - self._told.get(queue, -1.0) >= _QUIET]
             self._told.update(dict.fromkeys(tell, now))
