@@ -185,12 +185,12 @@ def test_insert(recorder: Recorder, checked: bool, repeated: bool) -> None:
 @pytest.mark.parametrize("near", [False, True], ids=["everywhere", "near"])
 def test_insert_fresh(recorder: Recorder, near: bool) -> None:
     if near:
-        recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
+        recorder.insert_fresh(new_job())
         assert recorder.verbs._since > 0
     recorder.plans.clear()
-    [answer] = recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
+    answer = recorder.insert_fresh(new_job(), ["default"])
     assert answer.status is InsertStatus.CREATED
-    slots = {word for plan in recorder.plans for word in plan.text.split() if "_history_" in word}
+    slots = {word for plan in recorder.plans for word in plan.text.split() if f"{recorder.namespace}_history_" in word}
     assert len(slots) == (2 if near else 8 + 2)
     recorder.require_frugal(2)
 

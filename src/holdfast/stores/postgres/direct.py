@@ -79,7 +79,7 @@ def _prepare(pgconn: PGconn, prepared: Prepared, statement: Statement) -> PQGen[
     [result] = yield from generators.execute(pgconn)
     if result.status != _ROWS:
         raise error_from_result(result)
-    if result.get_value(0, 0) != b"%d" % pgconn.backend_pid:
+    if _is_pooled(pgconn, result.get_value(0, 0)):
         prepared.may = False
         return
     pgconn.send_prepare(statement.name, statement.text)
@@ -87,6 +87,11 @@ def _prepare(pgconn: PGconn, prepared: Prepared, statement: Statement) -> PQGen[
     if result.status == ExecStatus.FATAL_ERROR and _sqlstate(result) != _ALREADY_THERE:
         raise error_from_result(result)
     prepared.names.add(statement.name)
+
+
+def _is_pooled(pgconn: PGconn, pid: bytes | None) -> bool:
+    """Whether it was not the server's process of this connection that answered."""
+    return pid != b"%d" % pgconn.backend_pid
 
 
 def _sqlstate(result: PGresult) -> str:
