@@ -1,153 +1,34 @@
 """Connections to the server: a few for each event loop, a few for blocking calls, none shared over a fork.
 
 Every connection is in autocommit mode and keeps no settings between two statements, nor anything prepared where a
-pooler may stand in between (`direct.py`). Every call has a deadline. A connection on which a call failed to end is
-thrown away; one that the server has closed meanwhile is noticed before it is used.
+pooler may stand in between (`links.py`, `direct.py`). Every call has a deadline. A connection on which a call failed
+to end is thrown away; one that the server has closed meanwhile is noticed before it is used.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import select
 import threading
-from functools import cached_property
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as sqlstates
-from psycopg.abc import PQGen
-from psycopg.pq import TransactionStatus
-from psycopg.rows import TupleRow
-from psycopg.waiting import Ready, Wait
 
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
-from holdfast.stores.postgres.direct import Direct, Prepared, answer
+from holdfast.stores.postgres.direct import Direct
+from holdfast.stores.postgres.links import AsyncLink, BlockingLink, Rows, is_alive
 from holdfast.stores.postgres.query import Query, Verb
 
 T = TypeVar("T")
-RV = TypeVar("RV")
 
 _MOST_PER_LOOP = 4
 _MOST_BLOCKING = 16
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
-_TIME_TO_CANCEL = 0.5
-"""Seconds beyond the deadline to ask the server not to go on with a statement that nobody waits for any more."""
 IN_THE_WAY = (sqlstates.SerializationFailure, sqlstates.DeadlockDetected, sqlstates.LockNotAvailable)
 """Another transaction got in the way, and nothing was written: try the statement again."""
-
-AsyncConnection = psycopg.AsyncConnection[TupleRow]
-Rows = list[tuple[Any, ...]]
-
-
-class _Async(AsyncConnection):
-    """A connection of an event loop. Whoever gives up a statement asks the server to stop it, and does not wait until
-    it has: the driver would, for ten seconds beyond any deadline. The connection is of no use afterwards.
-    """
-
-    patience: float | None = None
-    """Seconds after which the wait for an answer ends with `TimeoutError`."""
-
-    async def ask(self, query: Query | Direct) -> Rows:
-        """The rows that the statement answers with."""
-        if isinstance(query, Direct):
-            return [(await self.wait(answer(self.pgconn, self._made_ready, query)),)]
-        cursor = await self.execute(query.text, query.values, binary=True)
-        return await cursor.fetchall() if cursor.description else []
-
-    @cached_property
-    def _made_ready(self) -> Prepared:
-        return Prepared()
-
-    @cached_property
-    def ear(self) -> select.poll:
-        """See `_ear_of`."""
-        return _ear_of(self)
-
-    async def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
-        try:
-            return await _waited(gen, self.pgconn.socket, self.patience if timeout is None else timeout)
-        except (asyncio.CancelledError, TimeoutError):
-            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                with contextlib.suppress(psycopg.Error, OSError):
-                    await self.cancel_safe(timeout=_TIME_TO_CANCEL)
-            raise
-
-
-async def _waited(gen: PQGen[RV], socket: int, timeout: float | None) -> RV:
-    """What the driver's generator comes to. The driver's own loop looks ten times a second whether it should end: ours
-    is ended from outside, or by one timer.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = None if timeout is None else loop.time() + timeout
-    try:
-        awaited = next(gen)
-        while True:
-            ready: asyncio.Future[Ready] = loop.create_future()
-            timer = None if deadline is None else loop.call_at(deadline, _is_ready, ready, Ready.NONE)
-            try:
-                if awaited & Wait.R:
-                    loop.add_reader(socket, _is_ready, ready, Ready.R)
-                if awaited & Wait.W:
-                    loop.add_writer(socket, _is_ready, ready, Ready.W)
-                state = await ready
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                if awaited & Wait.R:
-                    loop.remove_reader(socket)
-                if awaited & Wait.W:
-                    loop.remove_writer(socket)
-            if state == Ready.NONE:
-                raise TimeoutError
-            awaited = gen.send(state)
-    except StopIteration as end:
-        outcome: RV = end.value
-        return outcome
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise psycopg.OperationalError("connection socket closed") from error
-
-
-def _is_ready(awaited: asyncio.Future[Ready], state: Ready) -> None:
-    if not awaited.done():
-        awaited.set_result(state)
-
-
-class _Blocking(psycopg.Connection[TupleRow]):
-    """A blocking connection that waits for no answer longer than `patience`."""
-
-    patience: float | None = None
-
-    def ask(self, query: Query | Direct) -> Rows:
-        """The rows that the statement answers with."""
-        if isinstance(query, Direct):
-            return [(self.wait(answer(self.pgconn, self._made_ready, query)),)]
-        cursor = self.execute(query.text, query.values, binary=True)
-        return cursor.fetchall() if cursor.description else []
-
-    @cached_property
-    def _made_ready(self) -> Prepared:
-        return Prepared()
-
-    @cached_property
-    def ear(self) -> select.poll:
-        """See `_ear_of`."""
-        return _ear_of(self)
-
-    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
-        return super().wait(gen, interval, self.patience if timeout is None else timeout)
-
-    def throw_away(self) -> None:
-        """Close it. If the server is still busy with a statement, ask it to stop."""
-        if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-            with contextlib.suppress(psycopg.Error, OSError):
-                self.cancel_safe(timeout=_TIME_TO_CANCEL)
-        self.pgconn.finish()
 
 
 class Server:
@@ -169,17 +50,17 @@ class Server:
             "client_encoding": "UTF8",
         }
 
-    async def connect(self) -> _Async:
+    async def connect(self) -> AsyncLink:
         """A new connection for the running event loop."""
         try:
-            return await _Async.connect(autocommit=True, prepare_threshold=None, **self._options)
+            return await AsyncLink.connect(autocommit=True, prepare_threshold=None, **self._options)
         except psycopg.Error as error:
             raise self._unreachable(error) from error
 
-    def connect_blocking(self) -> _Blocking:
+    def connect_blocking(self) -> BlockingLink:
         """A new blocking connection."""
         try:
-            connection = _Blocking.connect(autocommit=True, prepare_threshold=None, **self._options)
+            connection = BlockingLink.connect(autocommit=True, prepare_threshold=None, **self._options)
         except psycopg.Error as error:
             raise self._unreachable(error) from error
         connection.patience = self.timeout
@@ -213,22 +94,6 @@ def said(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _is_alive(connection: _Async | _Blocking) -> bool:
-    """Whether an idle connection can be used: not closed, and the server has sent nothing, such as its farewell."""
-    if connection.closed:
-        return False
-    with contextlib.suppress(ValueError, OSError, psycopg.Error):
-        return not connection.ear.poll(0)
-    return False
-
-
-def _ear_of(connection: _Async | _Blocking) -> select.poll:
-    """What hears whether the server has sent something."""
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN | select.POLLERR | select.POLLHUP)
-    return poll
-
-
 class _Pauses:
     """The waits between the tries of a statement that others got in the way of."""
 
@@ -251,10 +116,10 @@ class _OfLoop:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
-        self.idle: list[_Async] = []
+        self.idle: list[AsyncLink] = []
         self.slots = asyncio.Semaphore(_MOST_PER_LOOP)
 
-    def take(self) -> _Async | None:
+    def take(self) -> AsyncLink | None:
         """An idle connection. Somebody may close them all at this moment, on another thread."""
         try:
             return self.idle.pop()
@@ -274,7 +139,7 @@ class Connections:
         self.server = server
         self._lock = threading.Lock()
         self._loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
-        self._idle_blocking: list[_Blocking] = []
+        self._idle_blocking: list[BlockingLink] = []
         self._slots = threading.BoundedSemaphore(_MOST_BLOCKING)
 
     async def run(self, verb: Verb[T]) -> T:
@@ -310,7 +175,7 @@ class Connections:
     async def _try(self, query: Query | Direct) -> Rows:
         mine = self._of_loop()
         if not mine.slots.locked() and (connection := mine.take()) is not None:
-            if _is_alive(connection):
+            if is_alive(connection):
                 return await self._ask(mine, connection, query)
             await connection.close()
         sent = False
@@ -327,7 +192,7 @@ class Connections:
                 f"no connection to {self.server.shown} within {self.server.timeout:g} s; nothing was sent"
             ) from error
 
-    async def _ask(self, mine: _OfLoop, connection: _Async, query: Query | Direct) -> Rows:
+    async def _ask(self, mine: _OfLoop, connection: AsyncLink, query: Query | Direct) -> Rows:
         """The usual case: neither a slot nor a connection has to be waited for. Then the connection's own deadline
         does, which costs less than one around it all.
         """
@@ -341,14 +206,14 @@ class Connections:
             connection.patience = None
             mine.slots.release()
 
-    async def _connection(self, mine: _OfLoop) -> _Async:
+    async def _connection(self, mine: _OfLoop) -> AsyncLink:
         while (connection := mine.take()) is not None:
-            if _is_alive(connection):
+            if is_alive(connection):
                 return connection
             await connection.close()
         return await self.server.connect()
 
-    async def _asked(self, mine: _OfLoop, connection: _Async, query: Query | Direct) -> Rows:
+    async def _asked(self, mine: _OfLoop, connection: AsyncLink, query: Query | Direct) -> Rows:
         usable = False
         try:
             rows = await connection.ask(query)
@@ -407,14 +272,14 @@ class Connections:
     def _try_blocking(self, query: Query | Direct) -> Rows:
         if not self._slots.acquire(timeout=self.server.timeout):
             raise StoreUnavailable(f"all {_MOST_BLOCKING} blocking connections to {self.server.shown} are in use")
-        connection: _Blocking | None = None
+        connection: BlockingLink | None = None
         try:
             while connection is None:
                 with self._lock:
                     connection = self._idle_blocking.pop() if self._idle_blocking else None
                 if connection is None:
                     connection = self.server.connect_blocking()
-                elif not _is_alive(connection):
+                elif not is_alive(connection):
                     connection.close()
                     connection = None
             try:
@@ -432,7 +297,7 @@ class Connections:
             if connection is not None:
                 connection.throw_away()
 
-    def _put_back(self, connection: _Blocking) -> None:
+    def _put_back(self, connection: BlockingLink) -> None:
         with self._lock:
             self._idle_blocking.append(connection)
 
