@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 
+from holdfast.job import NewJob
+from holdfast.store import Inserted
 from holdfast.stores.driving import drive
+from holdfast.stores.postgres.direct import Prepared, answer
 from holdfast.stores.postgres.query import Query, Verb
 from holdfast.stores.postgres.verbs import Verbs
 from tests.postgres.helpers import Database, Raw, raw
@@ -106,6 +109,7 @@ class Recorder:
         self.namespace = database.namespace
         self.verbs = Verbs(database.namespace)
         self.plans: list[Plan] = []
+        self._prepared = Prepared()
         self.connection: Raw = raw(database.url)
         self.connection.add_notice_handler(self._note)
         for statement in (
@@ -131,6 +135,16 @@ class Recorder:
         answer = drive(verb, self._execute)
         self.connection.execute("SELECT 1")  # a statement is over, and explained, when the next one begins
         return answer
+
+    def insert_fresh(self, job: NewJob, tell: Sequence[str] = ()) -> Inserted:
+        """Insert a fresh job by the store's own call."""
+        direct = self.verbs.single([job], None, tell)
+        assert direct is not None
+        now = self.connection.wait(answer(self.connection.pgconn, self._prepared, direct))
+        self.connection.execute("SELECT 1")
+        inserted = self.verbs.inserted([job], now)
+        assert inserted is not None
+        return inserted[0]
 
     def sql(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
         """A statement of the test's own."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast import Holdfast
-from holdfast.stores.postgres.connections import _Blocking
+from holdfast.stores.postgres.links import BlockingLink
 from tests.servers import PostgresServer
 
 
@@ -22,13 +22,13 @@ def test_a_thousand_jobs_are_one_statement(
 
     app.open()
     statements: list[object] = []
-    execute: Any = _Blocking.execute
+    execute: Any = BlockingLink.execute
 
-    def counted(self: _Blocking, query: object, *args: object, **named: object) -> object:
+    def counted(self: BlockingLink, query: object, *args: object, **named: object) -> object:
         statements.append(query)
         return execute(self, query, *args, **named)
 
-    monkeypatch.setattr(_Blocking, "execute", counted)
+    monkeypatch.setattr(BlockingLink, "execute", counted)
     calls = [task.options(key=f"{n}").job(n) if keyed else task.job(n) for n in range(1_000)]
     assert len(app.enqueue_many(calls)) == 1_000
     assert len(statements) == 1

@@ -1,4 +1,6 @@
-"""One job under a new id (`migrations/0003_fresh.sql`): found wherever it is, should the call have been repeated."""
+"""One job under a new id (`migrations/0003_fresh.sql`, `0004_single.sql`): found wherever it is, should the call have
+been repeated.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from holdfast.job import NewJob
 from holdfast.lifecycle import Failed
 from holdfast.store import InsertStatus
 from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres.direct import Direct
 from holdfast.stores.postgres.query import Query
 from tests.postgres.helpers import (
     DAY,
@@ -70,8 +73,9 @@ def asked(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     execute = store._connections._execute
 
-    async def noted(query: Query) -> Any:
-        name = query.text.partition("(")[0].rpartition(" ")[2]
+    async def noted(query: Query | Direct) -> Any:
+        text = query.statement.text.decode() if isinstance(query, Direct) else query.text
+        name = text.partition("(")[0].rpartition(" ")[2]
         asked.append(name.removeprefix(f"{store._verbs.namespace}_"))
         return await execute(query)
 
@@ -82,7 +86,7 @@ def asked(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_one_fresh_job_takes_this_path(store: PostgresStore, asked: list[str]) -> None:
     assert await insert(store, new_job()) == "created"
     assert await insert(store, new_job(), fresh=False) == "created"
-    assert asked == ["insert_fresh", "insert"]
+    assert asked == ["insert_single", "insert"]
 
 
 async def test_every_field_arrives(store: PostgresStore) -> None:
@@ -167,7 +171,7 @@ async def test_repeated_while_it_waits(database: Database, store: PostgresStore)
         with raw(database.url, autocommit=False) as connection:
             assert store.insert_on(connection, [job])[0].status is InsertStatus.CREATED
             inserting = asyncio.ensure_future(insert(store, job))
-            await eventually(lambda: database.value(waiting, f"%{database.namespace}_insert_fresh(%"))
+            await eventually(lambda: database.value(waiting, f"%{database.namespace}_insert_single(%"))
             connection.commit() if commits else connection.rollback()
             assert await inserting == expected
         assert number_of_jobs(database, job) == 1
@@ -188,17 +192,72 @@ async def test_a_clock_that_was_set_back(database: Database, store: PostgresStor
         travel.home()
 
 
-@pytest.mark.parametrize("where", ["ended", "ended, kept for half an hour"])
+async def test_a_job_that_ended_just_now_is_found_in_every_slot(database: Database, store: PostgresStore) -> None:
+    """Each pair of slots, that of ten minutes and that of days, has a look of its own: 10 days go through all 80."""
+    travel = database.travelling()
+    other = database.store()
+    try:
+        now = await other.now()
+        travel.by(DAY - now % DAY + 5 * MINUTE)
+        seen = set()
+        for number in range(80):
+            await know_the_time(store)
+            since = store._verbs._since
+            seen.add((since // (10 * MINUTE) % 8, since // DAY % 10))
+            session = await open_session(other)
+            for job in (new_job(), new_job(retention=HOUR // 2)):
+                assert await insert(other, job, fresh=False) == "created"
+                assert await finish(other, await claim(other, session)) == ["applied"]
+                assert await insert(store, job) == "existing"
+            travel.by(DAY - 70 * MINUTE if number % 8 == 7 else 10 * MINUTE)
+        assert len(seen) == 80
+    finally:
+        other.close()
+        travel.home()
+
+
+async def test_an_id_that_is_there_leaves_nothing_behind(database: Database, store: PostgresStore) -> None:
+    """What the server refuses is no error of the store's, and its connection goes on to serve."""
+    await know_the_time(store)
+    [pid] = {await backend(store) for _ in range(3)}
+    for where in ("in flight", "waiting"):
+        job = new_job()
+        other = database.store()
+        assert await insert(other, job, fresh=False) == "created"
+        await bring(other, where)
+        other.close()
+        assert await insert(store, job) == "existing"
+    assert await backend(store) == pid
+
+
+async def backend(store: PostgresStore) -> int:
+    """The server's process behind the connection that is used next."""
+    [(pid,)] = await store._connections._execute(Query("SELECT pg_backend_pid()"))
+    assert isinstance(pid, int)
+    return pid
+
+
+@pytest.mark.parametrize("where", PLACES[1:])
 async def test_these_tests_notice_a_look_that_sees_nothing(
     database: Database, store: PostgresStore, where: str
 ) -> None:
-    [(definition,)] = database.sql("SELECT pg_get_functiondef(to_regproc('{ns}_in_slots'))")
-    database.sql(
-        """CREATE OR REPLACE FUNCTION {ns}_in_slots(p_short int, p_long int, p_id uuid) RETURNS bool LANGUAGE plpgsql
-           STABLE AS $$ BEGIN RETURN false; END $$"""
-    )
+    [(definition,)] = database.sql("SELECT pg_get_functiondef(to_regproc('{ns}_insert_single'))")
+    assert definition.count("IF FOUND THEN") == 1
+    database.sql(definition.replace("IF FOUND THEN", "IF false THEN"))
     try:
         with pytest.raises(AssertionError):
             await test_repeated_before_it_takes_effect(database, store, where, True)
     finally:
         database.sql(definition)
+
+
+@pytest.mark.parametrize("where", PLACES[1:])
+async def test_a_process_of_the_version_before(database: Database, store: PostgresStore, where: str) -> None:
+    """It calls `_insert_fresh`."""
+    job = job_for(where)
+    call = f"""SELECT {{ns}}_insert_fresh(%s, 't', '{{}}', '1', %s, '', 5::smallint, 3, {job.retention}, NULL, 0, NULL,
+               %s, '{{}}')"""
+    now = await store.now()
+    assert database.value(call, job.id, job.queue, now) > 0
+    await bring(store, where)
+    assert database.value(call, job.id, job.queue, now) is None

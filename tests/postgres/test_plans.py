@@ -185,7 +185,7 @@ def test_insert(recorder: Recorder, checked: bool, repeated: bool) -> None:
 @pytest.mark.parametrize("near", [False, True], ids=["everywhere", "near"])
 def test_insert_fresh(recorder: Recorder, near: bool) -> None:
     if near:
-        recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
+        recorder.insert_fresh(new_job())
         assert recorder.verbs._since > 0
     looked_at = _slots_of_an_insert(recorder)
     if near and looked_at > 2:  # ten minutes ended between the two: then everything is looked at, once
@@ -196,9 +196,11 @@ def test_insert_fresh(recorder: Recorder, near: bool) -> None:
 
 def _slots_of_an_insert(recorder: Recorder) -> int:
     recorder.plans.clear()
-    [answer] = recorder.run(recorder.verbs.insert([new_job()], None, [], fresh=True))
+    answer = recorder.insert_fresh(new_job(), ["default"])
     assert answer.status is InsertStatus.CREATED
-    return len({word for plan in recorder.plans for word in plan.text.split() if "_history_" in word})
+    return len(
+        {word for plan in recorder.plans for word in plan.text.split() if f"{recorder.namespace}_history_" in word}
+    )
 
 
 def test_plain_sql(recorder: Recorder) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -48,10 +49,18 @@ class _More(msgspec.Struct, gc=False):
     key: Key | None
 
 
-def one(job: NewJob) -> tuple[Any, ...]:
-    """The values of `_insert_fresh`, but for the last two."""
-    task, *rest = _same_of(job)
-    return (job.id, task, job.payload, *rest)
+SINGLE = "uuid bytea text text text text smallint int bigint text bigint bigint"
+"""The types of the first values of `_insert_single`, those of `single`."""
+
+
+def single(job: NewJob) -> tuple[bytes | None, ...]:
+    """The first values of `_insert_single`, as text in bytes."""
+    return (job.id.encode(), job.payload, *_as_bytes(_same_of(job)))
+
+
+@lru_cache(maxsize=256)
+def _as_bytes(values: tuple[str | int | None, ...]) -> tuple[bytes | None, ...]:
+    return tuple(None if value is None else str(value).encode() for value in values)
 
 
 def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:

@@ -1,74 +1,34 @@
 """Connections to the server: a few for each event loop, a few for blocking calls, none shared over a fork.
 
-Every connection is in autocommit mode and keeps nothing between two statements (no prepared statements, no settings),
-so a pooler in transaction mode may stand in between. Every call has a deadline. A connection on which a call failed to
-end is thrown away; one that the server has closed meanwhile is noticed before it is used.
+Every connection is in autocommit mode and keeps no settings between two statements, nor anything prepared where a
+pooler may stand in between (`links.py`, `direct.py`). Every call has a deadline. A connection on which a call failed
+to end is thrown away; one that the server has closed meanwhile is noticed before it is used.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import select
 import threading
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as sqlstates
-from psycopg import waiting
-from psycopg.abc import PQGen
-from psycopg.pq import TransactionStatus
-from psycopg.rows import TupleRow
 
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
+from holdfast.stores.postgres.direct import Direct
+from holdfast.stores.postgres.links import AsyncLink, BlockingLink, Rows, is_alive
 from holdfast.stores.postgres.query import Query, Verb
 
 T = TypeVar("T")
-RV = TypeVar("RV")
 
 _MOST_PER_LOOP = 4
 _MOST_BLOCKING = 16
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
-_TIME_TO_CANCEL = 0.5
-"""Seconds beyond the deadline to ask the server not to go on with a statement that nobody waits for any more."""
 IN_THE_WAY = (sqlstates.SerializationFailure, sqlstates.DeadlockDetected, sqlstates.LockNotAvailable)
 """Another transaction got in the way, and nothing was written: try the statement again."""
-
-AsyncConnection = psycopg.AsyncConnection[TupleRow]
-
-
-class _Async(AsyncConnection):
-    """A connection of an event loop. Whoever gives up a statement asks the server to stop it, and does not wait until
-    it has: the driver would, for ten seconds beyond any deadline. The connection is of no use afterwards.
-    """
-
-    async def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
-        try:
-            return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
-        except asyncio.CancelledError:
-            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                with contextlib.suppress(psycopg.Error, OSError):
-                    await self.cancel_safe(timeout=_TIME_TO_CANCEL)
-            raise
-
-
-class _Blocking(psycopg.Connection[TupleRow]):
-    """A blocking connection that waits for no answer longer than `patience`."""
-
-    patience: float | None = None
-
-    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
-        return super().wait(gen, interval, self.patience if timeout is None else timeout)
-
-    def throw_away(self) -> None:
-        """Close it. If the server is still busy with a statement, ask it to stop."""
-        if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-            with contextlib.suppress(psycopg.Error, OSError):
-                self.cancel_safe(timeout=_TIME_TO_CANCEL)
-        self.pgconn.finish()
 
 
 class Server:
@@ -90,17 +50,17 @@ class Server:
             "client_encoding": "UTF8",
         }
 
-    async def connect(self) -> AsyncConnection:
+    async def connect(self) -> AsyncLink:
         """A new connection for the running event loop."""
         try:
-            return await _Async.connect(autocommit=True, prepare_threshold=None, **self._options)
+            return await AsyncLink.connect(autocommit=True, prepare_threshold=None, **self._options)
         except psycopg.Error as error:
             raise self._unreachable(error) from error
 
-    def connect_blocking(self) -> _Blocking:
+    def connect_blocking(self) -> BlockingLink:
         """A new blocking connection."""
         try:
-            connection = _Blocking.connect(autocommit=True, prepare_threshold=None, **self._options)
+            connection = BlockingLink.connect(autocommit=True, prepare_threshold=None, **self._options)
         except psycopg.Error as error:
             raise self._unreachable(error) from error
         connection.patience = self.timeout
@@ -109,7 +69,7 @@ class Server:
     def _unreachable(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(f"cannot connect to {self.shown}: {str(error).strip()}")
 
-    def failure(self, error: Exception, query: Query) -> StoreError:
+    def failure(self, error: Exception, query: Query | Direct) -> StoreError:
         """The error of our tree for a statement that did not end well."""
         what = f"PostgreSQL says {said(error)} for {self.shown}"
         state = getattr(error, "sqlstate", None) or ""
@@ -134,23 +94,12 @@ def said(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _is_alive(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """Whether an idle connection can be used: not closed, and the server has sent nothing, such as its farewell."""
-    if connection.closed:
-        return False
-    with contextlib.suppress(ValueError, OSError, psycopg.Error):
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN | select.POLLERR | select.POLLHUP)
-        return not poll.poll(0)
-    return False
-
-
 class _Pauses:
     """The waits between the tries of a statement that others got in the way of."""
 
-    def __init__(self, ports: Ports, deadline: float) -> None:
+    def __init__(self, ports: Ports, began: float, timeout: float) -> None:
         self._ports = ports
-        self._deadline = deadline
+        self._deadline = began + timeout
         self._next = _FIRST_PAUSE
 
     def next(self) -> float | None:
@@ -167,10 +116,10 @@ class _OfLoop:
     """The connections of one event loop."""
 
     def __init__(self) -> None:
-        self.idle: list[AsyncConnection] = []
+        self.idle: list[AsyncLink] = []
         self.slots = asyncio.Semaphore(_MOST_PER_LOOP)
 
-    def take(self) -> AsyncConnection | None:
+    def take(self) -> AsyncLink | None:
         """An idle connection. Somebody may close them all at this moment, on another thread."""
         try:
             return self.idle.pop()
@@ -190,20 +139,28 @@ class Connections:
         self.server = server
         self._lock = threading.Lock()
         self._loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
-        self._idle_blocking: list[_Blocking] = []
+        self._idle_blocking: list[BlockingLink] = []
         self._slots = threading.BoundedSemaphore(_MOST_BLOCKING)
 
     async def run(self, verb: Verb[T]) -> T:
         """Carry out the verb. Every statement has the store's deadline."""
         return await drive_async(verb, self._execute)
 
-    async def _execute(self, query: Query) -> list[tuple[Any, ...]]:
+    async def call(self, direct: Direct) -> bytes | None:
+        """Make a direct call. It, too, has the store's deadline."""
+        answered: bytes | None
+        [(answered,)] = await self._execute(direct)
+        return answered
+
+    async def _execute(self, query: Query | Direct) -> Rows:
         clock = self.server.ports.clock
-        pauses = _Pauses(self.server.ports, clock.monotonic() + self.server.timeout)
+        began = clock.monotonic()
+        pauses: _Pauses | None = None
         while True:
             try:
                 return await self._try(query)
             except IN_THE_WAY as error:
+                pauses = pauses or _Pauses(self.server.ports, began, self.server.timeout)
                 pause = pauses.next()
                 if pause is None:
                     raise self.server.failure(error, query) from error
@@ -215,39 +172,60 @@ class Connections:
                 raise InvalidOption(f"a text cannot be stored: {error}") from error
             await clock.sleep(pause)
 
-    async def _try(self, query: Query) -> list[tuple[Any, ...]]:
+    async def _try(self, query: Query | Direct) -> Rows:
         mine = self._of_loop()
+        if not mine.slots.locked() and (connection := mine.take()) is not None:
+            if is_alive(connection):
+                return await self._ask(mine, connection, query)
+            await connection.close()
         sent = False
-        connection: AsyncConnection | None = None
         try:
             async with asyncio.timeout(self.server.timeout):
                 async with mine.slots:
-                    while connection is None and (connection := mine.take()) is not None:
-                        if not _is_alive(connection):
-                            await connection.close()
-                            connection = None
-                    if connection is None:
-                        connection = await self.server.connect()
+                    connection = await self._connection(mine)
                     sent = True
-                    try:
-                        cursor = await connection.execute(query.text, query.values, binary=True)
-                        rows = await cursor.fetchall() if cursor.description else []
-                    except psycopg.Error:
-                        if not connection.broken and not connection.closed:
-                            mine.idle.append(connection)  # the statement failed, the connection did not
-                            connection = None
-                        raise
-                    mine.idle.append(connection)
-                    connection = None
-                    return rows
+                    return await self._asked(mine, connection, query)
         except TimeoutError as error:
             if sent:
                 raise self.server.failure(TimeoutError("no answer within the deadline"), query) from error
             raise StoreUnavailable(
                 f"no connection to {self.server.shown} within {self.server.timeout:g} s; nothing was sent"
             ) from error
+
+    async def _ask(self, mine: _OfLoop, connection: AsyncLink, query: Query | Direct) -> Rows:
+        """The usual case: neither a slot nor a connection has to be waited for. Then the connection's own deadline
+        does, which costs less than one around it all.
+        """
+        await mine.slots.acquire()
+        try:
+            connection.patience = self.server.timeout
+            return await self._asked(mine, connection, query)
+        except TimeoutError as error:
+            raise self.server.failure(TimeoutError("no answer within the deadline"), query) from error
         finally:
-            if connection is not None:  # cancelled, late or broken: nobody knows what the server still does with it
+            connection.patience = None
+            mine.slots.release()
+
+    async def _connection(self, mine: _OfLoop) -> AsyncLink:
+        while (connection := mine.take()) is not None:
+            if is_alive(connection):
+                return connection
+            await connection.close()
+        return await self.server.connect()
+
+    async def _asked(self, mine: _OfLoop, connection: AsyncLink, query: Query | Direct) -> Rows:
+        usable = False
+        try:
+            rows = await connection.ask(query)
+            usable = True
+            return rows
+        except psycopg.Error:
+            usable = not connection.broken and not connection.closed  # the statement failed, the connection did not
+            raise
+        finally:
+            if usable:
+                mine.idle.append(connection)
+            else:  # cancelled, late or broken: nobody knows what the server still does with it
                 connection.pgconn.finish()
 
     def _of_loop(self) -> _OfLoop:
@@ -267,13 +245,21 @@ class Connections:
         """The same on the calling thread."""
         return drive(verb, self._execute_blocking)
 
-    def _execute_blocking(self, query: Query) -> list[tuple[Any, ...]]:
+    def call_blocking(self, direct: Direct) -> bytes | None:
+        """The same on the calling thread."""
+        answered: bytes | None
+        [(answered,)] = self._execute_blocking(direct)
+        return answered
+
+    def _execute_blocking(self, query: Query | Direct) -> Rows:
         clock = self.server.ports.clock
-        pauses = _Pauses(self.server.ports, clock.monotonic() + self.server.timeout)
+        began = clock.monotonic()
+        pauses: _Pauses | None = None
         while True:
             try:
                 return self._try_blocking(query)
             except IN_THE_WAY as error:
+                pauses = pauses or _Pauses(self.server.ports, began, self.server.timeout)
                 pause = pauses.next()
                 if pause is None:
                     raise self.server.failure(error, query) from error
@@ -283,22 +269,21 @@ class Connections:
                 raise InvalidOption(f"a text cannot be stored: {error}") from error
             clock.pause(pause)
 
-    def _try_blocking(self, query: Query) -> list[tuple[Any, ...]]:
+    def _try_blocking(self, query: Query | Direct) -> Rows:
         if not self._slots.acquire(timeout=self.server.timeout):
             raise StoreUnavailable(f"all {_MOST_BLOCKING} blocking connections to {self.server.shown} are in use")
-        connection: _Blocking | None = None
+        connection: BlockingLink | None = None
         try:
             while connection is None:
                 with self._lock:
                     connection = self._idle_blocking.pop() if self._idle_blocking else None
                 if connection is None:
                     connection = self.server.connect_blocking()
-                elif not _is_alive(connection):
+                elif not is_alive(connection):
                     connection.close()
                     connection = None
             try:
-                cursor = connection.execute(query.text, query.values, binary=True)
-                rows = cursor.fetchall() if cursor.description else []
+                rows = connection.ask(query)
             except psycopg.Error as error:
                 if not connection.broken and not isinstance(error, sqlstates._WaitTimeout):
                     self._put_back(connection)
@@ -312,7 +297,7 @@ class Connections:
             if connection is not None:
                 connection.throw_away()
 
-    def _put_back(self, connection: _Blocking) -> None:
+    def _put_back(self, connection: BlockingLink) -> None:
         with self._lock:
             self._idle_blocking.append(connection)
 

@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Collection
 
 from holdfast.ports import Ports
-from holdfast.stores.postgres.connections import AsyncConnection, Server
+from holdfast.stores.postgres.connections import Server
+from holdfast.stores.postgres.links import AsyncLink
 from holdfast.stores.wakeups import WakeupHub
 
 _QUIET = 0.005
@@ -56,6 +57,10 @@ class Announcer:
         if not self._on or not queues:
             return []
         now = self._clock.monotonic()
+        if len(queues) == 1 and not back:  # the usual case, in one step
+            [queue] = queues
+            if now - self._told.get(queue, -1.0) < _QUIET:
+                return []
         with self._lock:
             tell = [queue for queue in queues if queue in back or now - self._told.get(queue, -1.0) >= _QUIET]
             self._told.update(dict.fromkeys(tell, now))
@@ -119,7 +124,7 @@ class Listener:
         for seconds in _LOOKED_AGAIN_AFTER:
             loop.call_later(seconds, self._hub.notify, {queue})
 
-    async def _hears(self, connection: AsyncConnection) -> bool:
+    async def _hears(self, connection: AsyncLink) -> bool:
         """Whether what others say reaches this connection."""
         [(pid,)] = await (await connection.execute("SELECT pg_backend_pid()")).fetchall()
         if pid != connection.info.backend_pid:

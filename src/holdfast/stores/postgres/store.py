@@ -184,7 +184,9 @@ class PostgresStore:
         queues = {job.queue for job in jobs}
         try:
             tell = self._announcer.queues(queues)
-            inserted = await self._run(self._verbs.insert(jobs, limits, tell, checkpoint, fresh=fresh))
+            inserted = await self._insert_fresh(jobs, limits, tell) if fresh and checkpoint is None else None
+            if inserted is None:
+                inserted = await self._run(self._verbs.insert(jobs, limits, tell, checkpoint))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         except psycopg.Error as error:
@@ -196,6 +198,16 @@ class PostgresStore:
         self._hub.notify(queues)
         return inserted
 
+    async def _insert_fresh(
+        self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit] | None, tell: Sequence[str]
+    ) -> list[Inserted] | None:
+        single = self._verbs.single(jobs, limits, tell)
+        if single is None:
+            return None
+        if self._identity is None:
+            await self._opened()
+        return self._verbs.inserted(jobs, await self._connections.call(single))
+
     def insert_blocking(
         self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
@@ -204,8 +216,13 @@ class PostgresStore:
             self.open_blocking()
         queues = {job.queue for job in jobs}
         try:
-            verb = self._verbs.insert(jobs, limits, self._announcer.queues(queues), fresh=fresh)
-            inserted = self._connections.run_blocking(verb)
+            tell = self._announcer.queues(queues)
+            single = self._verbs.single(jobs, limits, tell) if fresh else None
+            inserted = None
+            if single is not None:
+                inserted = self._verbs.inserted(jobs, self._connections.call_blocking(single))
+            if inserted is None:
+                inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits, tell))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         if self._hub:

@@ -32,7 +32,8 @@ from holdfast.store import (
     SessionPage,
     held_by,
 )
-from holdfast.stores.postgres.alike import alike, by_session, claimed_jobs, is_plain_success, one, successes
+from holdfast.stores.postgres.alike import SINGLE, alike, by_session, claimed_jobs, is_plain_success, single, successes
+from holdfast.stores.postgres.direct import Direct, Statement
 from holdfast.stores.postgres.lookback import LookBack, Plan
 from holdfast.stores.postgres.query import COLUMNS, Query, Verb
 from holdfast.stores.postgres.reading import Reading
@@ -43,6 +44,8 @@ from holdfast.stores.runs import runs_of_distinct_jobs
 CHECKPOINT_MOVED = "HF001"
 QUEUE_IS_FULL = "HF002"
 """What `_insert_checked` raises, as SQLSTATE."""
+_ID_IS_THERE, _UNIQUE_VIOLATION = "HF003", "23505"
+"""What `_insert_single` raises."""
 
 _MOST_REFUSALS_REPEATED = _MOST_REPLANNED = 3
 _CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
@@ -56,9 +59,13 @@ class Verbs:
     def __init__(self, namespace: str) -> None:
         self.namespace = ns = namespace
         self._insert = f"SELECT {ns}_insert(%s::json, %s::uuid, %s::uuid, %s::text[])::text[]"
-        self._insert_fresh = f"""SELECT {ns}_insert_fresh(
-            %s::uuid, %s::text, %s::bytea, %s::text, %s::text, %s::text, %s::smallint, %s::int, %s::bigint, %s::text,
-            %s::bigint, %s::bigint, %s::bigint, %s::text[])"""
+        kinds = [*SINGLE.split(), "bigint", "text"]
+        marks = ", ".join(f"${number}::{kind}" for number, kind in enumerate(kinds, 1))
+        self._insert_single = Statement(
+            f"SELECT {ns}_insert_single({marks})",
+            [int(kind in ("bytea", "text")) for kind in kinds],
+            refusals={_UNIQUE_VIOLATION, _ID_IS_THERE},
+        )
         self._insert_alike = f"""SELECT {ns}_insert_alike(
             %s::text::uuid[], %s::text::int[], %s::text::int[], %s::bytea, %s::json, %s::text[])"""
         self._insert_checked = f"SELECT * FROM {ns}_insert_checked(%s::json, %s::json, %s::json, %s::text[])"
@@ -77,24 +84,33 @@ class Verbs:
 
     # New jobs.
 
+    def single(
+        self, jobs: Sequence[NewJob], limits: Mapping[str, DepthLimit] | None, tell: Sequence[str]
+    ) -> Direct | None:
+        """The call that inserts a fresh job, to be completed by `inserted`; None if they have to take the usual way."""
+        if len(jobs) != 1 or limits or jobs[0].key is not None:
+            return None
+        told = tell[0].encode() if tell else None
+        return Direct(self._insert_single, (*single(jobs[0]), b"%d" % self._since, told))
+
+    def inserted(self, jobs: Sequence[NewJob], now: bytes | None) -> list[Inserted] | None:
+        """What the call of `single` has done; None if the id is there already, and nothing was written."""
+        if now is None:
+            return None
+        self._since = int(now)
+        return [Inserted(jobs[0].id, InsertStatus.CREATED)]
+
     def insert(
         self,
         jobs: Sequence[NewJob],
         limits: Mapping[str, DepthLimit] | None,
         tell: Sequence[str],
         checkpoint: Checkpoint | None = None,
-        *,
-        fresh: bool = False,
     ) -> Verb[list[Inserted]]:
         """See `Store.insert`. The errors of a checkpoint come as SQLSTATE. `tell`: the queues to wake."""
         if not jobs and checkpoint is None:
             return []
         if checkpoint is None and not limits and all(job.key is None for job in jobs):
-            if fresh and len(jobs) == 1:
-                [(now,)] = yield Query(self._insert_fresh, (*one(jobs[0]), self._since, list(tell)))
-                if now is not None:
-                    self._since = now
-                    return [Inserted(jobs[0].id, InsertStatus.CREATED)]
             # In one order, so that two batches with the same ids cannot wait for each other.
             ordered = sorted(jobs, key=attrgetter("id"))
             if (values := alike(ordered)) is not None:

@@ -1,0 +1,148 @@
+"""The driver's connections as the store uses them: what is asked of one, and how long its answer is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+from functools import cached_property
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
+from psycopg.rows import TupleRow
+from psycopg.waiting import Ready, Wait
+
+from holdfast.stores.postgres.direct import Direct, Prepared, answer
+from holdfast.stores.postgres.query import Query
+
+RV = TypeVar("RV")
+
+_TIME_TO_CANCEL = 0.5
+"""Seconds beyond the deadline to ask the server not to go on with a statement that nobody waits for any more."""
+
+Rows = list[tuple[Any, ...]]
+
+
+class AsyncLink(psycopg.AsyncConnection[TupleRow]):
+    """A connection of an event loop. Whoever gives up a statement asks the server to stop it, and does not wait until
+    it has: the driver would, for ten seconds beyond any deadline. The connection is of no use afterwards.
+    """
+
+    patience: float | None = None
+    """Seconds after which the wait for an answer ends with `TimeoutError`."""
+
+    async def ask(self, query: Query | Direct) -> Rows:
+        """The rows that the statement answers with."""
+        if isinstance(query, Direct):
+            return [(await self.wait(answer(self.pgconn, self._made_ready, query)),)]
+        cursor = await self.execute(query.text, query.values, binary=True)
+        return await cursor.fetchall() if cursor.description else []
+
+    @cached_property
+    def _made_ready(self) -> Prepared:
+        return Prepared()
+
+    @cached_property
+    def ear(self) -> select.poll:
+        """See `_ear_of`."""
+        return _ear_of(self)
+
+    async def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        try:
+            return await _waited(gen, self.pgconn.socket, self.patience if timeout is None else timeout)
+        except (asyncio.CancelledError, TimeoutError):
+            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                with contextlib.suppress(psycopg.Error, OSError):
+                    await self.cancel_safe(timeout=_TIME_TO_CANCEL)
+            raise
+
+
+async def _waited(gen: PQGen[RV], socket: int, timeout: float | None) -> RV:
+    """What the driver's generator comes to. The driver's own loop looks ten times a second whether it should end: ours
+    is ended from outside, or by one timer.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout is None else loop.time() + timeout
+    try:
+        awaited = next(gen)
+        while True:
+            ready: asyncio.Future[Ready] = loop.create_future()
+            timer = None if deadline is None else loop.call_at(deadline, _is_ready, ready, Ready.NONE)
+            try:
+                if awaited & Wait.R:
+                    loop.add_reader(socket, _is_ready, ready, Ready.R)
+                if awaited & Wait.W:
+                    loop.add_writer(socket, _is_ready, ready, Ready.W)
+                state = await ready
+            finally:
+                if timer is not None:
+                    timer.cancel()
+                if awaited & Wait.R:
+                    loop.remove_reader(socket)
+                if awaited & Wait.W:
+                    loop.remove_writer(socket)
+            if state == Ready.NONE:
+                raise TimeoutError
+            awaited = gen.send(state)
+    except StopIteration as end:
+        outcome: RV = end.value
+        return outcome
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise psycopg.OperationalError("connection socket closed") from error
+
+
+def _is_ready(awaited: asyncio.Future[Ready], state: Ready) -> None:
+    if not awaited.done():
+        awaited.set_result(state)
+
+
+class BlockingLink(psycopg.Connection[TupleRow]):
+    """A blocking connection that waits for no answer longer than `patience`."""
+
+    patience: float | None = None
+
+    def ask(self, query: Query | Direct) -> Rows:
+        """The rows that the statement answers with."""
+        if isinstance(query, Direct):
+            return [(self.wait(answer(self.pgconn, self._made_ready, query)),)]
+        cursor = self.execute(query.text, query.values, binary=True)
+        return cursor.fetchall() if cursor.description else []
+
+    @cached_property
+    def _made_ready(self) -> Prepared:
+        return Prepared()
+
+    @cached_property
+    def ear(self) -> select.poll:
+        """See `_ear_of`."""
+        return _ear_of(self)
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        return super().wait(gen, interval, self.patience if timeout is None else timeout)
+
+    def throw_away(self) -> None:
+        """Close it. If the server is still busy with a statement, ask it to stop."""
+        if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            with contextlib.suppress(psycopg.Error, OSError):
+                self.cancel_safe(timeout=_TIME_TO_CANCEL)
+        self.pgconn.finish()
+
+
+def is_alive(connection: AsyncLink | BlockingLink) -> bool:
+    """Whether an idle connection can be used: not closed, and the server has sent nothing, such as its farewell."""
+    if connection.closed:
+        return False
+    with contextlib.suppress(ValueError, OSError, psycopg.Error):
+        return not connection.ear.poll(0)
+    return False
+
+
+def _ear_of(connection: AsyncLink | BlockingLink) -> select.poll:
+    """What hears whether the server has sent something."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN | select.POLLERR | select.POLLHUP)
+    return poll
