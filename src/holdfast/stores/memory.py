@@ -1,7 +1,7 @@
 """The engine in this process's memory: the reference implementation, the oracle of the random tests, and the store
 for small programs that can afford to lose their jobs with the process.
 
-Two kinds of heaps hold the ready jobs (`waiting.py`): what is due, and what is scheduled. Claiming first promotes what
+Lines and heaps hold the ready jobs (`waiting.py`): what is due, and what is scheduled. Claiming first promotes what
 has become due. Every method takes one lock; nothing here awaits while holding it.
 """
 
@@ -307,22 +307,28 @@ class MemoryStore:
                 self._waiting.promote(queue, now)
                 groups = serving_order(self._waiting.lanes(queue), request.turn)
                 jobs += draw(groups, request.limit - len(jobs), self._waiting.pull)
-            claimed = tuple(self._hand_over(job, request.session_id, now) for job in jobs)
+            claimed = self._hand_over(jobs, request.session_id, now)
             next_due = now if len(claimed) == request.limit else self._waiting.next_due(queues)
             return Claimed(claimed, now, None if next_due is None else next_due - now)
 
-    def _hand_over(self, job: Job, session_id: SessionId, now: int) -> Job:
-        claimed = replace(
-            job,
-            state=_IN_FLIGHT,
-            reason=_CLAIMED,
-            session_id=session_id,
-            version=job.version + 1,
-            claimed_at=now,
-            progress=None,
+    def _hand_over(self, jobs: Sequence[Job], session_id: SessionId, now: int) -> tuple[Job, ...]:
+        claimed = tuple(
+            [
+                replace(
+                    job,
+                    state=_IN_FLIGHT,
+                    reason=_CLAIMED,
+                    session_id=session_id,
+                    version=job.version + 1,
+                    claimed_at=now,
+                    progress=None,
+                )
+                for job in jobs
+            ]
         )
-        self._jobs[job.id] = claimed
-        self._held[session_id][job.id] = None
+        for job in claimed:
+            self._jobs[job.id] = job
+            self._held[session_id][job.id] = None
         return claimed
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
