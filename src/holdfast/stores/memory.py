@@ -307,28 +307,22 @@ class MemoryStore:
                 self._waiting.promote(queue, now)
                 groups = serving_order(self._waiting.lanes(queue), request.turn)
                 jobs += draw(groups, request.limit - len(jobs), self._waiting.pull)
-            claimed = self._hand_over(jobs, request.session_id, now)
+            claimed = tuple(self._hand_over(job, request.session_id, now) for job in jobs)
             next_due = now if len(claimed) == request.limit else self._waiting.next_due(queues)
             return Claimed(claimed, now, None if next_due is None else next_due - now)
 
-    def _hand_over(self, jobs: Sequence[Job], session_id: SessionId, now: int) -> tuple[Job, ...]:
-        claimed = tuple(
-            [
-                replace(
-                    job,
-                    state=_IN_FLIGHT,
-                    reason=_CLAIMED,
-                    session_id=session_id,
-                    version=job.version + 1,
-                    claimed_at=now,
-                    progress=None,
-                )
-                for job in jobs
-            ]
+    def _hand_over(self, job: Job, session_id: SessionId, now: int) -> Job:
+        claimed = replace(
+            job,
+            state=_IN_FLIGHT,
+            reason=_CLAIMED,
+            session_id=session_id,
+            version=job.version + 1,
+            claimed_at=now,
+            progress=None,
         )
-        for job in claimed:
-            self._jobs[job.id] = job
-            self._held[session_id][job.id] = None
+        self._jobs[job.id] = claimed
+        self._held[session_id][job.id] = None
         return claimed
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
