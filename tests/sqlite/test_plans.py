@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.job import Job, State
 from holdfast.lifecycle import Applied, Released, Succeeded, settle
@@ -212,9 +213,18 @@ def test_settle(recorder: Recorder) -> None:
     move = settle(job_of(recorder), Succeeded(), RetryPolicy(), SYSTEM.random)
     assert VERBS.apply(recorder, [move], NOW) == [Applied.APPLIED]
     job = r"SEARCH job USING PRIMARY KEY \(id=\?\)"
-    require(recorder.of("SELECT count(*) FROM held"), job)
     require(recorder.of("INSERT INTO holdfast_ended"), job)
     require(recorder.of("DELETE FROM holdfast_live"), LIVE_BY_ID)
+
+
+def test_settle_what_is_not_held(recorder: Recorder) -> None:
+    """One move of two is refused: the copies are taken back before each is judged."""
+    held = settle(job_of(recorder), Succeeded(), RetryPolicy(), SYSTEM.random)
+    other = settle(job_of(recorder, "ready"), Succeeded(), RetryPolicy(), SYSTEM.random)
+    stale = replace(other, session_id=held.session_id)
+    assert VERBS.apply(recorder, [held, stale], NOW) == [Applied.APPLIED, Applied.STALE]
+    take_back = recorder.of("DELETE FROM holdfast_ended")
+    require(take_back, ENDED_BY_ID, r"SEARCH job USING PRIMARY KEY \(id=\?\)")
 
 
 def test_settle_one_by_one(recorder: Recorder) -> None:

@@ -1,10 +1,12 @@
-"""What only the memory store has: two kinds of heaps, snapshot, purge, shutdown, capacity, a blocking wait."""
+"""What only the memory store has: lines and heaps, snapshot, purge, shutdown, capacity, a blocking wait."""
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +17,7 @@ from holdfast.lifecycle import Applied, Succeeded
 from holdfast.ports import SYSTEM, microseconds
 from holdfast.store import Checkpoint, DepthLimit, InsertStatus, all_sessions
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.waiting import Line
 from holdfast.testing.suite import Rig
 from tests.store.harnesses import MemoryHarness
 
@@ -37,7 +40,7 @@ def rig(harness: MemoryHarness) -> Rig:
     return Rig(harness, harness.store)
 
 
-# Two kinds of heaps (seed 000, 2 to 6).
+# What is due and what is scheduled (seed 000, 2 to 6).
 
 
 async def test_due_jobs_and_scheduled_jobs_lie_apart(rig: Rig, store: MemoryStore) -> None:
@@ -72,6 +75,24 @@ async def test_empty_lanes_are_dropped(rig: Rig, store: MemoryStore) -> None:
         await rig.add(share=f"s{share}")
     assert len(await rig.claim(await rig.session(), 50)) == 50
     assert store._waiting.due == {}
+
+
+@pytest.mark.parametrize("strays", [0.0, 0.1, 1.0])
+def test_a_line_is_in_order_however_it_was_filled(strays: float) -> None:
+    """Beside a sorted list, with entries taken out in between."""
+    random = Random(strays)
+    line, expected = Line(), list[tuple[int, str]]()
+    for number in range(2000):
+        due = random.randrange(2000) if random.random() < strays else number
+        entry = (due, f"{number:04}")
+        line.push(entry)
+        insort(expected, entry)
+        if random.random() < 0.4:
+            assert line.first() == expected[0]
+            assert line.pop() == expected.pop(0)
+        assert len(line) == len(expected)
+    assert [line.pop() for _ in range(len(line))] == expected
+    assert not line
 
 
 # Cancelled entries.

@@ -1,7 +1,7 @@
 """The engine in this process's memory: the reference implementation, the oracle of the random tests, and the store
 for small programs that can afford to lose their jobs with the process.
 
-Two kinds of heaps hold the ready jobs (`waiting.py`): what is due, and what is scheduled. Claiming first promotes what
+Lines and heaps hold the ready jobs (`waiting.py`): what is due, and what is scheduled. Claiming first promotes what
 has become due. Every method takes one lock; nothing here awaits while holding it.
 """
 

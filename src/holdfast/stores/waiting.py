@@ -1,13 +1,13 @@
-"""The ready jobs of the memory engine: a heap of due jobs per lane, a heap of scheduled jobs per queue.
+"""The ready jobs of the memory engine: a line of due jobs per lane, a heap of scheduled jobs per queue.
 
-Taking a job out of the middle of a heap is dear, so a cancelled job leaves its entry behind, to be skipped when it
-surfaces. When such entries outnumber the jobs, the heaps are built anew. Not thread-safe: the store holds a lock.
+Taking a job out of the middle is dear, so a cancelled job leaves its entry behind, to be skipped when it surfaces.
+When such entries outnumber the jobs, everything is lined up anew. Not thread-safe: the store holds a lock.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection
 
 from holdfast.job import Job, JobId
@@ -19,6 +19,36 @@ _Entry = tuple[int, JobId]
 _ABANDONED_TOLERATED = 64
 
 
+class Line:
+    """Entries in order. Nearly all arrive in order and are only appended; a heap holds those that do not."""
+
+    def __init__(self) -> None:
+        self._in_order: deque[_Entry] = deque()
+        self._strays: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._in_order) + len(self._strays)
+
+    def push(self, entry: _Entry) -> None:
+        """Line it up."""
+        if not self._in_order or entry > self._in_order[-1]:
+            self._in_order.append(entry)
+        else:
+            heapq.heappush(self._strays, entry)
+
+    def first(self) -> _Entry:
+        """The first one. There must be one."""
+        return self._strays[0] if self._a_stray_is_first() else self._in_order[0]
+
+    def pop(self) -> _Entry:
+        """Take the first one. There must be one."""
+        # Looked at here, too: for nearly every entry there are no strays.
+        return heapq.heappop(self._strays) if self._strays and self._a_stray_is_first() else self._in_order.popleft()
+
+    def _a_stray_is_first(self) -> bool:
+        return bool(self._strays) and (not self._in_order or self._strays[0] < self._in_order[0])
+
+
 class WaitingJobs:
     """Who waits, in what order, and how many there are per queue."""
 
@@ -27,7 +57,7 @@ class WaitingJobs:
 
     def _start_empty(self) -> None:
         self.depth: defaultdict[str, int] = defaultdict(int)
-        self.due: dict[Lane, list[_Entry]] = {}
+        self.due: dict[Lane, Line] = {}
         self.scheduled: defaultdict[str, list[_Entry]] = defaultdict(list)
         self._jobs: dict[JobId, Job] = {}
         self._entries: dict[JobId, _Entry] = {}
@@ -44,7 +74,10 @@ class WaitingJobs:
             heapq.heappush(self.scheduled[job.queue], entry)
 
     def _push_due(self, job: Job, entry: _Entry) -> None:
-        heapq.heappush(self.due.setdefault(Lane(job.queue, job.priority, job.share), []), entry)
+        lane = Lane(job.queue, job.priority, job.share)
+        if (line := self.due.get(lane)) is None:
+            line = self.due[lane] = Line()
+        line.push(entry)
 
     def remove(self, job: Job, now: int) -> None:
         """Forget a job that is ready no longer, leaving its entry behind."""
@@ -68,12 +101,6 @@ class WaitingJobs:
         """The job that an entry stands for, unless it was abandoned."""
         return self._jobs[entry[1]] if self._entries.get(entry[1]) is entry else None
 
-    def _has_jobs(self, heap: list[_Entry]) -> bool:
-        """Whether anything but abandoned entries is in the heap. Drops those that lie on top."""
-        while heap and not self._current(heap[0]):
-            heapq.heappop(heap)
-        return bool(heap)
-
     def promote(self, queue: str, now: int) -> None:
         """Move what has become due from the scheduled jobs into the lanes."""
         scheduled = self.scheduled[queue]
@@ -84,25 +111,41 @@ class WaitingJobs:
 
     def lanes(self, queue: str) -> list[Lane]:
         """The lanes of the queue that have due jobs."""
-        return [lane for lane, heap in self.due.items() if lane.queue == queue and self._has_jobs(heap)]
+        return [lane for lane, line in self.due.items() if lane.queue == queue and self._first_due(line) is not None]
+
+    def _first_due(self, line: Line) -> int | None:
+        """When the first job of the line became due; None if none is left. Drops abandoned entries before it."""
+        while line:
+            entry = line.first()
+            if self._current(entry):
+                return entry[0]
+            line.pop()
+        return None
+
+    def _first_scheduled(self, heap: list[_Entry]) -> int | None:
+        """The same for a heap of scheduled jobs."""
+        while heap and not self._current(heap[0]):
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
 
     def pull(self, lane: Lane, most: int) -> list[Job]:
         """Take up to `most` due jobs out of the lane, in its order."""
-        heap = self.due.get(lane, [])
+        if (line := self.due.get(lane)) is None:
+            return []
         pulled: list[Job] = []
-        jobs, entries = self._jobs, self._entries
-        while heap and len(pulled) < most:
-            entry = heapq.heappop(heap)
+        jobs, entries, pop = self._jobs, self._entries, line.pop
+        while line and len(pulled) < most:
+            entry = pop()
             if entries.get(entry[1]) is entry:
                 del entries[entry[1]]
                 pulled.append(jobs.pop(entry[1]))
         self.depth[lane.queue] -= len(pulled)
-        if not heap:
-            self.due.pop(lane, None)
+        if not line:
+            del self.due[lane]
         return pulled
 
     def next_due(self, queues: Collection[str]) -> int | None:
         """The earliest due time in these queues."""
-        heaps = [heap for lane, heap in self.due.items() if lane.queue in queues]
-        heaps += [self.scheduled[queue] for queue in queues]
-        return min((heap[0][0] for heap in heaps if self._has_jobs(heap)), default=None)
+        firsts = [self._first_due(line) for lane, line in self.due.items() if lane.queue in queues]
+        firsts += [self._first_scheduled(self.scheduled[queue]) for queue in queues]
+        return min((first for first in firsts if first is not None), default=None)

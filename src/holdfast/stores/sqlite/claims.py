@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.job import Job, JobId, Key, Reason, SessionId, State
 from holdfast.lanes import Lane, draw, serving_order
@@ -18,10 +19,8 @@ from holdfast.stores.sqlite.database import Database, marks
 _LONGEST_INLINE = 4096
 """Bytes of a payload that travels within the one text that a lane's jobs come as; longer ones are fetched."""
 
-_Row = tuple[
-    str,  # id
+_Common = tuple[
     str,  # task
-    str | None,  # payload, in hexadecimal; None: it and the failure history are to be fetched
     str,  # task_version
     int,  # max_retries
     int,  # retention
@@ -29,8 +28,6 @@ _Row = tuple[
     str | None,  # key_hash
     int | None,  # key_window
     str | None,  # correlation_id
-    int,  # created_at
-    int,  # run_at
     int,  # version
     int,  # attempt
     int,  # failures
@@ -39,8 +36,16 @@ _Row = tuple[
     int,  # suspect
     int,  # cancel_asked
 ]
+"""What nearly all jobs of a lane have in common."""
+_Row = tuple[
+    str,  # id
+    int,  # run_at
+    int,  # created_at
+    str | None,  # payload, in hexadecimal; None: it and the failure history are to be fetched
+    _Common,
+]
 _rows = msgspec.json.Decoder(list[_Row])
-_in_order = itemgetter(11, 0)
+_in_order = itemgetter(1, 0)
 
 
 class Claims:
@@ -60,10 +65,10 @@ class Claims:
         # One text instead of a row for each job: sqlite3 takes Python's lock for every row that it hands over.
         self._read_head = f"""
             SELECT json_group_array(json_array(
-                id, task,
+                id, run_at, created_at,
                 iif(length(payload) <= {_LONGEST_INLINE} AND length(failure_history) = 0, hex(payload), NULL),
-                task_version, max_retries, retention, key, key_hash, key_window, correlation_id, created_at, run_at,
-                version, attempt, failures, crashes, snoozes, suspect, cancel_asked))
+                json_array(task, task_version, max_retries, retention, key, key_hash, key_window, correlation_id,
+                           version, attempt, failures, crashes, snoozes, suspect, cancel_asked)))
             FROM (SELECT * {head})"""
         self._take_head = f"""
             UPDATE {ns}_live SET state = 'in_flight', reason = 'claimed', session_id = ?, version = version + 1,
@@ -109,8 +114,8 @@ class Claims:
         rows = _rows.decode(db.execute(self._read_head, place).fetchone()[0])
         db.execute(self._take_head, (session_id, now, *place))
         rows.sort(key=_in_order)  # an aggregate promises no order
-        long = self._fetch(db, [row[0] for row in rows if row[2] is None])
-        return [_job(row, lane, session_id, now, long) for row in rows]
+        long = self._fetch(db, [row[0] for row in rows if row[3] is None])
+        return _jobs(rows, lane, session_id, now, long)
 
     def _fetch(self, db: Database, ids: list[JobId]) -> dict[JobId, tuple[bytes, bytes]]:
         if not ids:
@@ -121,11 +126,28 @@ class Claims:
         return {row[0]: (row[1], row[2]) for row in found.fetchall()}
 
 
-def _job(row: _Row, lane: Lane, session_id: SessionId, now: int, long: dict[JobId, tuple[bytes, bytes]]) -> Job:
+def _jobs(
+    rows: Sequence[_Row], lane: Lane, session_id: SessionId, now: int, long: dict[JobId, tuple[bytes, bytes]]
+) -> list[Job]:
+    """The jobs of a lane. A copy with four fields of its own takes a tenth of the time of a job made field by field."""
+    templates: dict[_Common, Job] = {}
+    jobs: list[Job] = []
+    for job_id, run_at, created_at, inline, common in rows:
+        if (template := templates.get(common)) is None:
+            template = templates[common] = _template(common, lane, session_id, now)
+        if inline is None:
+            payload, failure_history = long[job_id]
+            template = replace(template, failure_history=failure_history)
+        else:
+            payload = bytes.fromhex(inline)
+        jobs.append(replace(template, id=job_id, run_at=run_at, created_at=created_at, payload=payload))
+    return jobs
+
+
+def _template(common: _Common, lane: Lane, session_id: SessionId, now: int) -> Job:
+    """A claimed job of the lane without what is its own."""
     (
-        job_id,
         task,
-        inline,
         task_version,
         max_retries,
         retention,
@@ -133,8 +155,6 @@ def _job(row: _Row, lane: Lane, session_id: SessionId, now: int, long: dict[JobI
         key_hash,
         key_window,
         correlation_id,
-        created_at,
-        run_at,
         version,
         attempt,
         failures,
@@ -142,20 +162,19 @@ def _job(row: _Row, lane: Lane, session_id: SessionId, now: int, long: dict[JobI
         snoozes,
         suspect,
         cancel_asked,
-    ) = row
-    payload, failure_history = long[job_id] if inline is None else (bytes.fromhex(inline), b"")
+    ) = common
     return Job(
-        id=job_id,
+        id="",
         task=task,
-        payload=payload,
+        payload=b"",
         task_version=task_version,
         queue=lane.queue,
         share=lane.share,
         priority=lane.priority,
         state=State.IN_FLIGHT,
         reason=Reason.CLAIMED,
-        run_at=run_at,
-        created_at=created_at,
+        run_at=0,
+        created_at=0,
         version=version + 1,
         session_id=session_id,
         attempt=attempt,
@@ -170,7 +189,7 @@ def _job(row: _Row, lane: Lane, session_id: SessionId, now: int, long: dict[JobI
         correlation_id=correlation_id,
         claimed_at=now,
         ended_at=None,
-        failure_history=failure_history,
+        failure_history=b"",
         result=None,
         progress=None,
     )

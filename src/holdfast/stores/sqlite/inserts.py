@@ -41,8 +41,9 @@ class Inserts:
             SELECT new.id, ?, new.payload, ?,?,?,?,?,?, NULL, NULL, NULL, ?, ?, 'ready', 'enqueued', new.run_at,
                    0, 0, 0, 0, 0, 0, 0, x''
             FROM new WHERE new.id IS NOT NULL"""
-        self._insert_unless_there = f"""{new_row}
-            WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1) ON CONFLICT (id) DO NOTHING"""
+        unless_live = "ON CONFLICT (id) DO NOTHING"
+        self._insert_unless_live = f"{new_row} WHERE true {unless_live}"  # an upsert after SELECT needs a WHERE
+        self._insert_unless_there = f"{new_row} WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1) {unless_live}"
         self._hold_key = f"""
             INSERT INTO {ns}_keys (queue, key, key_hash, job_id, expires_at) VALUES (?, ?, ?, ?, ?)
             ON CONFLICT (queue, key) DO UPDATE
@@ -70,9 +71,12 @@ class Inserts:
             )
         return answers
 
-    def insert_plain(self, job: NewJob, now: int) -> tuple[str, tuple[Any, ...]]:
-        """One statement that inserts a job without key or limits, unless its id is there: for a way without detours."""
-        return self._insert_unless_there, new_row(job, now)
+    def insert_plain(self, job: NewJob, now: int, *, fresh: bool) -> tuple[str, tuple[Any, ...]]:
+        """One statement that inserts a job without key or limits, unless its id is there: for a way without detours.
+
+        What is `fresh` cannot have ended yet.
+        """
+        return self._insert_unless_live if fresh else self._insert_unless_there, new_row(job, now)
 
     def insert_many(
         self,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +20,28 @@ from holdfast.stores.sqlite.queries import Queries
 from holdfast.stores.sqlite.sets import padded, pieces, size_for, value_rows
 
 _written = attrgetter("to", "reason", "attempt", "failures", "crashes", "snoozes", "suspect", "failure_history")
+_all_but_job_and_result = attrgetter(
+    *(name for name in Move.__struct_fields__ if name not in ("job_id", "result", "delay"))
+)
+
+
+def _alike(moves: Sequence[Move]) -> Collection[Sequence[Move]]:
+    """The moves in groups that differ in their jobs, results and delays at most."""
+    groups: dict[tuple[Any, ...], list[Move]] = {}
+    for move in moves:
+        groups.setdefault(_all_but_job_and_result(move), []).append(move)
+    return groups.values()
+
+
+def _may_be_one_run(moves: Sequence[Move], alike: Iterable[Sequence[Move]]) -> bool:
+    """Whether no move has to see what another one did, as can be told at a glance."""
+    return len({move.job_id for move in moves}) == len(moves) and not any(
+        group[0].then or group[0].key_change is not KeyChange.KEEP for group in alike
+    )
+
+
+def _filled_up(ids: Sequence[JobId]) -> list[JobId | None]:
+    return [*ids, *[None] * (size_for(len(ids)) - len(ids))]
 
 
 class Settlements:
@@ -48,17 +70,20 @@ class Settlements:
                    claimed_at, ?10, progress
             FROM {ns}_ended WHERE id = ?1"""
         # CROSS JOIN: SQLite keeps the order in which the tables are named. A plus keeps it from another index.
-        self._holding = f"""
-            SELECT count(*) FROM held CROSS JOIN {ns}_live job
-            WHERE job.id = held.id AND job.state = 'in_flight' AND job.version = held.version
-              AND +job.session_id = held.session_id AND job.queue = held.queue"""
-        self._end_alike = f"""
+        # INSERT comes first: sqlite3 counts rows only for statements that begin with it.
+        self._end_alike = (
+            f"""
             INSERT INTO {ns}_ended ({IDENTITY}, state, reason, attempt, failures, crashes, snoozes, suspect,
                                     failure_history, run_at, version, session_id, cancel_asked, claimed_at, progress,
                                     ended_at, expires_at, result)
+            WITH settled (id, result) AS (VALUES """,
+            f""")
             SELECT job.{IDENTITY.replace(", ", ", job.")}, ?,?,?,?,?,?,?,?, run_at, version, session_id, cancel_asked,
                    claimed_at, progress, ?, ? + retention, settled.result
-            FROM settled CROSS JOIN {ns}_live job WHERE job.id = settled.id"""
+            FROM settled CROSS JOIN {ns}_live job
+            WHERE job.id = settled.id AND job.state = 'in_flight' AND job.version = ? AND +job.session_id = ?
+              AND job.queue = ?""",
+        )
         self._drop_live = f"DELETE FROM {ns}_live WHERE id = ?"
         self._drop_ended = f"DELETE FROM {ns}_ended WHERE id = ?"
         self._add_to_total = f"""
@@ -67,51 +92,63 @@ class Settlements:
 
     def apply(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
         """See `Store.apply`."""
-        return [answer for run in runs_of_distinct_jobs(moves) for answer in self._apply_run(db, run, now)]
+        alike = _alike(moves)
+        if _may_be_one_run(moves, alike):
+            return self._apply_run(db, moves, alike, now)
+        return [answer for run in runs_of_distinct_jobs(moves) for answer in self._apply_run(db, run, _alike(run), now)]
 
-    def _apply_run(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
+    def _apply_run(
+        self, db: Database, moves: Sequence[Move], alike: Iterable[Sequence[Move]], now: int
+    ) -> list[Applied]:
         """Nearly always, nearly all are jobs that ended well: those are settled together, if every guard holds."""
-        plain: list[Move] = []
-        others: list[Move] = []
-        for move in moves:
-            (plain if ends_well(move) else others).append(move)
-        if not plain or not self._all_hold(db, plain):
+        plain = [group for group in alike if ends_well(group[0])]
+        if not plain or not self._end(db, plain, now):
             return self.apply_distinct(db, moves, now)
-        for piece in pieces(plain):
-            self._end(db, piece, now)
-        if not others:
-            return [Applied.APPLIED] * len(plain)
-        answers = iter(self.apply_distinct(db, others, now))
+        if sum(map(len, plain)) == len(moves):
+            return [Applied.APPLIED] * len(moves)
+        answers = iter(self.apply_distinct(db, [move for move in moves if not ends_well(move)], now))
         return [Applied.APPLIED if ends_well(move) else next(answers) for move in moves]
 
-    def _all_hold(self, db: Database, moves: Sequence[Move]) -> bool:
-        """Whether each of these jobs is held by its move's session, which is open: then `judge` would say `APPLIED`."""
-        sessions = {move.session_id for move in moves}
+    def _end(self, db: Database, groups: Sequence[Sequence[Move]], now: int) -> bool:
+        """End these jobs, each group alike, if each is held by its move's session, which is open: then `judge` would
+        say `APPLIED`. Else nothing is changed (False).
+
+        They are copied as their guards are compared, in one step over the rows. What a guard keeps back is missing in
+        the number of the copies, and then those are taken away again.
+        """
+        sessions = {group[0].session_id for group in groups}
         if self._queries.open_among(db, sessions) != sessions:
             return False
-        for piece in pieces(moves):
-            rows = [(move.job_id, move.version, move.session_id, move.queue) for move in piece]
-            held = f"WITH held (id, version, session_id, queue) AS (VALUES {value_rows(size_for(len(rows)), 4)})"
-            if db.execute(f"{held} {self._holding}", padded(rows, len(rows), 4)).fetchone()[0] != len(rows):
-                return False
+        ids = [move.job_id for group in groups for move in group]
+        if any(self._copy(db, piece, now) != len(piece) for group in groups for piece in pieces(group)):
+            self._take_back(db, ids)
+            return False
+        for some in pieces(ids):
+            db.execute(f"DELETE FROM {self._ns}_live WHERE id IN ({marks(size_for(len(some)))})", _filled_up(some))
+        totals: Counter[tuple[str, State]] = Counter()
+        for group in groups:
+            totals[group[0].queue, group[0].to] += len(group)
+        self.count(db, totals)
         return True
 
-    def _end(self, db: Database, moves: Sequence[Move], now: int) -> None:
-        """Carry out moves whose guards hold, and which say nothing about keys."""
-        alike: dict[tuple[Any, ...], list[tuple[JobId, bytes | None]]] = {}
-        for move in moves:
-            alike.setdefault(_written(move), []).append((move.job_id, move.result))
-        for written, rows in alike.items():
+    def _copy(self, db: Database, moves: Sequence[Move], now: int) -> int:
+        """Copy those of these jobs to the ended ones whose guards hold. How many."""
+        first = moves[0]
+        rows = [(move.job_id, move.result) for move in moves]
+        into, copied = self._end_alike
+        return db.execute(
+            f"{into}{value_rows(size_for(len(rows)), 2)}{copied}",
+            [*padded(rows, len(rows), 2), *_written(first), now, now, first.version, first.session_id, first.queue],
+        ).rowcount
+
+    def _take_back(self, db: Database, ids: Sequence[JobId]) -> None:
+        """Remove the copies of jobs that are still live. One that had ended before has no live row, and stays."""
+        for some in pieces(ids):
             db.execute(
-                f"WITH settled (id, result) AS (VALUES {value_rows(size_for(len(rows)), 2)}) {self._end_alike}",
-                [*padded(rows, len(rows), 2), *written, now, now],
+                f"""DELETE FROM {self._ns}_ended WHERE id IN ({marks(size_for(len(some)))})
+                    AND EXISTS (SELECT 1 FROM {self._ns}_live job WHERE job.id = {self._ns}_ended.id)""",
+                _filled_up(some),
             )
-        ids = [move.job_id for move in moves]
-        db.execute(
-            f"DELETE FROM {self._ns}_live WHERE id IN ({marks(size_for(len(ids)))})",
-            [*ids, *[None] * (size_for(len(ids)) - len(ids))],
-        )
-        self.count(db, Counter((move.queue, move.to) for move in moves))
 
     def apply_distinct(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
         """Carry out moves of distinct jobs, each judged by itself."""

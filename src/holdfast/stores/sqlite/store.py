@@ -48,6 +48,7 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
+_CREATED, _EXISTING = InsertStatus.CREATED, InsertStatus.EXISTING
 _WATCH_INTERVAL = 0.005
 _IDLE_WATCH_INTERVAL = 0.025
 _LOOKS_UNTIL_IDLE = 50
@@ -235,11 +236,11 @@ class SqliteStore:
         self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
-        writer = self._open().writer
+        writer = (self._opened or self._open()).writer
         try:
             if len(jobs) == 1 and not limits and jobs[0].key is None:
-                written = writer.run_statement(*self._verbs.insert_plain(jobs[0], self._clock.now()))
-                inserted = [Inserted(jobs[0].id, InsertStatus.CREATED if written else InsertStatus.EXISTING)]
+                statement, row = self._verbs.insert_plain(jobs[0], self._clock.now(), fresh=fresh)
+                inserted = [Inserted(jobs[0].id, _CREATED if writer.run_statement(statement, row) else _EXISTING)]
             else:
                 inserted = writer.run(lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
         except OutcomeUnknown as error:

@@ -93,9 +93,13 @@ class Writer:
     def run_statement(self, sql: str, parameters: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own, on this thread: the shortest way. How many rows it wrote."""
         self._refuse_inside_a_write()
-        deadline = self._clock.monotonic() + self._timeout
+        deadline: float | None = None
         try:
-            if self._lock.acquire(timeout=self._timeout) and self._connected and not self._closed:
+            # Nearly always nobody else writes, and then nobody needs to know the time.
+            if not (locked := self._lock.acquire(blocking=False)):
+                deadline = self._clock.monotonic() + self._timeout
+                locked = self._lock.acquire(timeout=self._timeout)
+            if locked and self._connected and not self._closed:
                 self._identity.check()
                 return self._connection.execute(sql, parameters).rowcount
         except sqlite3.Error as error:
