@@ -245,7 +245,7 @@ def test_redis_starts_again_on_its_port() -> None:
 def test_redis_with_a_file_keeps_port_and_data_through_a_crash() -> None:
     settings = {
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": "always",
         "maxmemory": "64mb",
         "client-output-buffer-limit": "pubsub 1mb 1mb 60",
     }
@@ -268,7 +268,8 @@ def test_redis_with_a_file_keeps_port_and_data_through_a_crash() -> None:
 
 @pytest.mark.parametrize("password", [None, "secret"])
 def test_redis_is_handed_out_when_it_has_read_its_data(password: str | None) -> None:
-    settings = {"appendonly": "yes", "key-load-delay": "100"}  # that many microseconds for each
+    # With everysec, the server answers before it writes, while a flush is under way.
+    settings = {"appendonly": "yes", "appendfsync": "always", "key-load-delay": "100"}  # so many microseconds for each
     if password is not None:
         settings["requirepass"] = password
     with missing_server_policy():

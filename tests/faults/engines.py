@@ -357,7 +357,9 @@ class MariaDbDatabase(SqlDatabase):
 
 
 class RedisDatabase(Database):
-    """Redis: a namespace on a server. Through a kill it keeps what it has written to its append-only file."""
+    """Redis: a namespace on a server. Through a kill it keeps what it has written to its append-only file: everything that
+    it has answered, as it flushes always. With everysec it would answer before it writes while a flush is under way.
+    """
 
     engine = "redis"
     first = "holdfast"
@@ -366,7 +368,7 @@ class RedisDatabase(Database):
 
     @classmethod
     def start(cls, settings: Mapping[str, str] | None = None) -> Server:
-        return RedisServer(settings={"appendonly": "yes", "appendfsync": "everysec", **(settings or {})})
+        return RedisServer(settings={"appendonly": "yes", "appendfsync": "always", **(settings or {})})
 
     def url(self, *, port: int = 0, timeout: float = 10.0) -> str:
         return f"redis://127.0.0.1:{port or self.server.port}/0?namespace={self.name}&timeout={timeout:g}"

@@ -90,7 +90,8 @@ async def test_the_best_that_one_server_can_do(sound: RedisServer) -> None:
             "appendfsync",
             "everysec",
             {"survives": "weak", "appendfsync": "weak"},
-            "; a crash of the server; not a power cut: up to two seconds would be lost; ",
+            "; nearly every crash of the server: what it was told during a flush, two seconds at most, would be lost; "
+            "not a power cut: up to two seconds would be lost; ",
             "for jobs that must survive a power cut, set appendfsync always",
         ),
         (

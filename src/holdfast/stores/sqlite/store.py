@@ -48,7 +48,6 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
-_CREATED, _EXISTING = InsertStatus.CREATED, InsertStatus.EXISTING
 _WATCH_INTERVAL = 0.005
 _IDLE_WATCH_INTERVAL = 0.025
 _LOOKS_UNTIL_IDLE = 50
@@ -239,8 +238,8 @@ class SqliteStore:
         writer = (self._opened or self._open()).writer
         try:
             if len(jobs) == 1 and not limits and jobs[0].key is None:
-                statement, row = self._verbs.insert_plain(jobs[0], self._clock.now(), fresh=fresh)
-                inserted = [Inserted(jobs[0].id, _CREATED if writer.run_statement(statement, row) else _EXISTING)]
+                written = writer.run_statement(*self._verbs.insert_plain(jobs[0], self._clock.now(), fresh=fresh))
+                inserted = [Inserted(jobs[0].id, InsertStatus.CREATED if written else InsertStatus.EXISTING)]
             else:
                 inserted = writer.run(lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
         except OutcomeUnknown as error:
