@@ -357,8 +357,8 @@ class MariaDbDatabase(SqlDatabase):
 
 
 class RedisDatabase(Database):
-    """Redis: a namespace on a server. Through a kill it keeps what it has written to its append-only file: all that it has
-    answered, as it flushes always. With everysec it would answer before it writes while a flush is under way.
+    """Redis: a namespace on a server. Through a kill it keeps what it has written to its append-only file: all that it
+    has answered, as it flushes always. With everysec it would answer before it writes while a flush is under way.
     """
 
     engine = "redis"
