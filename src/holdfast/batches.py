@@ -1,4 +1,7 @@
-"""The calls of one `enqueue_many`: prepared one by one, cut into what goes into one insert, and what became of each."""
+"""The calls of one `enqueue_many`: prepared one by one, cut into what goes into one insert, and what became of each.
+
+While the store has one chunk, the next is prepared: that is the half of the work that needs no server.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,9 @@ class Batch(Generic[R, H]):
         self._calls = iter(calls)
         self._progress = progress
         self._left_over: PreparedJob[R] | None = None
+        self._ahead: list[PreparedJob[R]] | None = None
+        self._reading_failed: Exception | None = None
+        self._at_end = False
         self._handles: list[H] = []
         self._refused: dict[int, HoldfastError] = {}
         self._position = 0
@@ -41,28 +47,57 @@ class Batch(Generic[R, H]):
 
     def next_chunk(self) -> list[PreparedJob[R]]:
         """As many of the next calls as go into one insert; none at the end."""
+        self.read_ahead()
+        if self._reading_failed is not None:
+            self.stop(self._reading_failed)
+        chunk, self._ahead = self._ahead, None
+        return chunk or []
+
+    def read_ahead(self) -> None:
+        """Prepare what `next_chunk` will answer, once. If the iterable fails, that is where it will be raised."""
+        if self._ahead is None and self._reading_failed is None:
+            try:
+                self._ahead = self._read_chunk()
+            except Exception as error:
+                self._reading_failed = error
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the iterable is known to have no more calls."""
+        return self._at_end
+
+    def _read_chunk(self) -> list[PreparedJob[R]]:
         chunk: list[PreparedJob[R]] = []
+        if self._at_end:
+            return chunk
         size = 0
-        while len(chunk) < MOST_PER_CALL:
-            call = self._left_over or self._read()
+        if self._left_over is not None:
+            chunk.append(self._left_over)
+            size = len(self._left_over.new.payload)
             self._left_over = None
-            if call is None:
-                break
-            if chunk and size + len(call.new.payload) > MOST_BYTES_PER_CALL:
-                self._left_over = call
-                break
-            chunk.append(call)
+        for call in self._calls:
+            if not isinstance(call, PreparedJob):
+                raise InvalidOption(f"enqueue_many takes what task.job(...) returns, not {shown(call)}")
             size += len(call.new.payload)
+            if size > MOST_BYTES_PER_CALL and chunk:
+                self._left_over = call
+                return chunk
+            chunk.append(call)
+            if len(chunk) == MOST_PER_CALL:
+                return chunk
+        self._at_end = True
         return chunk
 
-    def _read(self) -> PreparedJob[R] | None:
-        try:
-            call = next(self._calls, None)
-            if call is not None and not isinstance(call, PreparedJob):
-                raise InvalidOption(f"enqueue_many takes what task.job(...) returns, not {shown(call)}")
-            return call
-        except Exception as error:
-            self.stop(error)
+    @property
+    def keeps_handles(self) -> bool:
+        """Whether anybody will ask for the handles."""
+        return self._progress is None
+
+    def add_stored(self, number: int) -> None:
+        """Count so many calls of a chunk that were all accepted, and of which nothing is kept."""
+        self._stored += number
+        self._position += number
+        self._tell_progress()
 
     def add(self, results: Iterable[H | HoldfastError]) -> None:
         """Keep what became of a chunk."""
@@ -74,6 +109,9 @@ class Batch(Generic[R, H]):
                 if self._progress is None:
                     self._handles.append(result)
             self._position += 1
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
         if self._progress is not None:
             try:
                 self._progress(self._stored)

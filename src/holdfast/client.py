@@ -6,6 +6,7 @@ directly on the calling thread.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from holdfast.store import (
     Inserted,
     InsertStatus,
     JobQuery,
+    Overlapping,
     QueueCounts,
     Store,
 )
@@ -51,6 +53,7 @@ R_co = TypeVar("R_co", covariant=True)
 _FIRST_POLL = 0.002
 _SLOWEST_POLL = 0.1
 _UNTYPED = Signature(lambda: None)
+_CREATED = InsertStatus.CREATED
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -73,6 +76,7 @@ class Client:
         """Work on that store from now on. One that runs jobs as it takes them lets us `peek` at what became of them."""
         self.ports = ports
         self._store = store
+        self._overlapping = store if isinstance(store, Overlapping) else None
         self._peek: Callable[[JobId], Job | None] | None = getattr(store, "peek", None)
 
     # Enqueuing.
@@ -101,7 +105,7 @@ class Client:
     async def enqueue_many(
         self, calls: Iterable[PreparedJob[R]], connection: Any = None, progress: Callable[[int], object] | None = None
     ) -> Batch[R, JobHandle[R]]:
-        """Store many jobs, a thousand in one round trip, reading the calls as it goes.
+        """Store many jobs, a thousand in one round trip, reading the calls as it goes, at most a thousand ahead.
 
         `PartlyRefused` if some were refused (the others are stored), or if the store or the iterable failed after some
         were stored: then it says at which position it stopped.
@@ -109,10 +113,10 @@ class Client:
         batch: Batch[R, JobHandle[R]] = Batch(calls, progress)
         while chunk := batch.next_chunk():
             try:
-                answers = await self._insert([call.new for call in chunk], connection)
+                answers = await self._insert_while([call.new for call in chunk], connection, batch)
             except HoldfastError as error:
                 batch.stop(error)
-            batch.add(self._accept_all(chunk, answers))
+            self._add(batch, chunk, answers)
         return batch
 
     def enqueue_many_blocking(
@@ -123,10 +127,10 @@ class Client:
         batch: Batch[R, JobHandle[R]] = Batch(calls, progress)
         while chunk := batch.next_chunk():
             try:
-                answers = self._insert_blocking([call.new for call in chunk], connection)
+                answers = self._insert_blocking_while([call.new for call in chunk], connection, batch)
             except HoldfastError as error:
                 batch.stop(error)
-            batch.add(self._accept_all(chunk, answers))
+            self._add(batch, chunk, answers)
         return batch
 
     async def _insert(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
@@ -134,10 +138,41 @@ class Client:
             return await self._store.ainsert_on(connection, new, limits=self._limits(new))
         return await self._store.insert(new, limits=self._limits(new))
 
+    async def _insert_while(self, new: Sequence[NewJob], connection: Any, batch: Batch[Any, Any]) -> list[Inserted]:
+        """Insert them, and read ahead while they are on their way."""
+        if batch.at_end or connection is not None:
+            return await self._insert(new, connection)
+        inserting = asyncio.ensure_future(self._insert(new, None))
+        try:
+            await asyncio.sleep(0)  # now it has sent what it has to send, unless it must connect first
+            batch.read_ahead()
+        except BaseException:
+            inserting.cancel()
+            await asyncio.wait([inserting])
+            raise
+        return await inserting
+
     def _insert_blocking(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
         if connection is not None:
             return self._store.insert_on(connection, new, limits=self._limits(new))
         return self._store.insert_blocking(new, limits=self._limits(new))
+
+    def _insert_blocking_while(self, new: Sequence[NewJob], connection: Any, batch: Batch[Any, Any]) -> list[Inserted]:
+        """The same on the calling thread."""
+        if self._overlapping is None or batch.at_end or connection is not None:
+            return self._insert_blocking(new, connection)
+        return self._overlapping.insert_while(new, batch.read_ahead, limits=self._limits(new))
+
+    def _add(self, batch: Batch[R, JobHandle[R]], chunk: Sequence[PreparedJob[R]], answers: Sequence[Inserted]) -> None:
+        if (
+            not (batch.keeps_handles or self._peek)
+            and self._listener is ignore
+            and len(answers) == len(chunk)
+            and all(answer.status is _CREATED and not answer.deep for answer in answers)
+        ):
+            batch.add_stored(len(chunk))
+            return
+        batch.add(self._accept_all(chunk, answers))
 
     def _accept_all(
         self, chunk: Sequence[PreparedJob[R]], answers: Sequence[Inserted]

@@ -16,7 +16,7 @@ Rules for every method of every store:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol, Self, runtime_checkable
@@ -228,6 +228,23 @@ def oldest_ready(run_at: int | None, now: int) -> Finding:
     if run_at is None or run_at > now:
         return Finding("oldest ready job", "none is due")
     return Finding("oldest ready job", f"due for {timedelta(seconds=(now - run_at) // 1_000_000)} (h:mm:ss)")
+
+
+@runtime_checkable
+class Overlapping(Protocol):
+    """A store whose server works by itself: what a blocking insert waits for can be used."""
+
+    def insert_while(
+        self,
+        jobs: Sequence[NewJob],
+        meanwhile: Callable[[], object],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+    ) -> list[Inserted]:
+        """`Store.insert_blocking`, with `meanwhile` called when the jobs are on their way to the server, before the
+        answer is waited for: once, or again if they have to be sent again, or not at all. The deadline of the answer
+        begins after it. It must not raise an `Exception`; whatever else it raises leaves the outcome unknown.
+        """
 
 
 @runtime_checkable

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -241,9 +243,11 @@ class Connections:
 
     # Blocking calls.
 
-    def run_blocking(self, verb: Verb[T]) -> T:
-        """The same on the calling thread."""
-        return drive(verb, self._execute_blocking)
+    def run_blocking(self, verb: Verb[T], meanwhile: Callable[[], object] | None = None) -> T:
+        """The same on the calling thread. `meanwhile` is called whenever a statement has been sent."""
+        if meanwhile is None:
+            return drive(verb, self._execute_blocking)
+        return drive(verb, partial(self._execute_blocking, meanwhile=meanwhile))
 
     def call_blocking(self, direct: Direct) -> bytes | None:
         """The same on the calling thread."""
@@ -251,13 +255,13 @@ class Connections:
         [(answered,)] = self._execute_blocking(direct)
         return answered
 
-    def _execute_blocking(self, query: Query | Direct) -> Rows:
+    def _execute_blocking(self, query: Query | Direct, meanwhile: Callable[[], object] | None = None) -> Rows:
         clock = self.server.ports.clock
         began = clock.monotonic()
         pauses: _Pauses | None = None
         while True:
             try:
-                return self._try_blocking(query)
+                return self._try_blocking(query, meanwhile)
             except IN_THE_WAY as error:
                 pauses = pauses or _Pauses(self.server.ports, began, self.server.timeout)
                 pause = pauses.next()
@@ -269,7 +273,7 @@ class Connections:
                 raise InvalidOption(f"a text cannot be stored: {error}") from error
             clock.pause(pause)
 
-    def _try_blocking(self, query: Query | Direct) -> Rows:
+    def _try_blocking(self, query: Query | Direct, meanwhile: Callable[[], object] | None) -> Rows:
         if not self._slots.acquire(timeout=self.server.timeout):
             raise StoreUnavailable(f"all {_MOST_BLOCKING} blocking connections to {self.server.shown} are in use")
         connection: BlockingLink | None = None
@@ -282,6 +286,7 @@ class Connections:
                 elif not is_alive(connection):
                     connection.close()
                     connection = None
+            connection.meanwhile = meanwhile
             try:
                 rows = connection.ask(query)
             except psycopg.Error as error:

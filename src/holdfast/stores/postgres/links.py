@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import select
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
@@ -104,6 +105,8 @@ class BlockingLink(psycopg.Connection[TupleRow]):
     """A blocking connection that waits for no answer longer than `patience`."""
 
     patience: float | None = None
+    meanwhile: Callable[[], object] | None = None
+    """Called once, when the next statement has been sent, before its answer is waited for."""
 
     def ask(self, query: Query | Direct) -> Rows:
         """The rows that the statement answers with."""
@@ -122,7 +125,14 @@ class BlockingLink(psycopg.Connection[TupleRow]):
         return _ear_of(self)
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
-        return super().wait(gen, interval, self.patience if timeout is None else timeout)
+        patience = self.patience if timeout is None else timeout
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is None:
+            return super().wait(gen, interval, patience)
+        statement = _InTwoParts(gen)
+        super().wait(statement.sending(), interval, patience)
+        meanwhile()
+        return super().wait(statement.answered(), interval, patience)
 
     def throw_away(self) -> None:
         """Close it. If the server is still busy with a statement, ask it to stop."""
@@ -130,6 +140,32 @@ class BlockingLink(psycopg.Connection[TupleRow]):
             with contextlib.suppress(psycopg.Error, OSError):
                 self.cancel_safe(timeout=_TIME_TO_CANCEL)
         self.pgconn.finish()
+
+
+class _InTwoParts(Generic[RV]):
+    """The driver's generator, to be waited for twice: until all is sent, and until it is answered."""
+
+    def __init__(self, gen: PQGen[RV]) -> None:
+        self._gen = gen
+        self._awaited = Wait.W
+        self._ended: StopIteration | None = None
+
+    def sending(self) -> PQGen[None]:
+        try:
+            self._awaited = next(self._gen)
+            while self._awaited & Wait.W:
+                self._awaited = self._gen.send((yield self._awaited))
+        except StopIteration as end:
+            self._ended = end
+
+    def answered(self) -> PQGen[RV]:
+        try:
+            while self._ended is None:
+                self._awaited = self._gen.send((yield self._awaited))
+        except StopIteration as end:
+            self._ended = end
+        outcome: RV = self._ended.value
+        return outcome
 
 
 def is_alive(connection: AsyncLink | BlockingLink) -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -212,6 +212,26 @@ class PostgresStore:
         self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
+        return self._insert_here(jobs, limits, fresh=fresh)
+
+    def insert_while(
+        self,
+        jobs: Sequence[NewJob],
+        meanwhile: Callable[[], object],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+    ) -> list[Inserted]:
+        """See `Overlapping.insert_while`."""
+        return self._insert_here(jobs, limits, meanwhile=meanwhile)
+
+    def _insert_here(
+        self,
+        jobs: Sequence[NewJob],
+        limits: Mapping[str, DepthLimit] | None,
+        *,
+        fresh: bool = False,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> list[Inserted]:
         if self._identity is None:
             self.open_blocking()
         queues = {job.queue for job in jobs}
@@ -222,7 +242,7 @@ class PostgresStore:
             if single is not None:
                 inserted = self._verbs.inserted(jobs, self._connections.call_blocking(single))
             if inserted is None:
-                inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits, tell))
+                inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits, tell), meanwhile)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         if self._hub:
