@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -453,6 +454,126 @@ def test_an_iterable_that_fails_half_way_does_not_hide_what_was_accepted(make_ap
         for wrong in ([work], [1], 5, None):
             with pytest.raises(InvalidOption, match="enqueue_many takes"):
                 enqueue_many(wrong)  # type: ignore[arg-type]
+
+
+class WorksMeanwhile(MemoryStore):
+    """An `Overlapping` store. It calls `meanwhile` as often as it is told, and breaks down when it is told."""
+
+    times = 1
+    fails_after = math.inf
+
+    def insert_while(self, jobs: Any, meanwhile: Callable[[], object], *, limits: Any = None) -> list[Inserted]:
+        for _ in range(self.times):
+            meanwhile()
+        if self.snapshot()["depth"] >= self.fails_after:
+            raise StoreUnavailable("gone")
+        return super().insert_blocking(jobs, limits=limits)
+
+
+class Counted:
+    """Calls of a task, and how many of them have been read."""
+
+    def __init__(self, task: Any, count: int) -> None:
+        self.read = 0
+        self._calls = calls(task, count)
+
+    def __iter__(self) -> Iterator[PreparedJob[Any]]:
+        for call in self._calls:
+            self.read += 1
+            yield call
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+@pytest.mark.parametrize("told", [False, True], ids=["handles", "progress"])
+def test_the_next_chunk_is_read_while_the_store_has_this_one(times: int, told: bool) -> None:
+    store = WorksMeanwhile()
+    store.times = times
+    app = Holdfast(store)
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    counted = Counted(work, 2_500)
+    stored: list[int] = []
+    read: list[int] = []
+
+    def progress(number: int) -> None:
+        stored.append(number)
+        read.append(counted.read)
+
+    if told:
+        assert app.enqueue_many(counted, progress=progress) == 2_500
+        assert stored == [1_000, 2_000, 2_500]
+        assert read == [2_000, 2_500, 2_500] if times else [1_000, 2_000, 2_500]
+    else:
+        assert [handle.created for handle in app.enqueue_many(counted)] == [True] * 2_500
+    assert app.counts()[0].ready == counted.read == 2_500
+
+
+def test_an_event_loop_reads_ahead_on_every_store(app: Holdfast, double: Any) -> None:
+    counted = Counted(double, 2_500)
+    read: list[int] = []
+    assert asyncio.run(app.aenqueue_many(counted, progress=lambda stored: read.append(counted.read))) == 2_500
+    assert read == [2_000, 2_500, 2_500]
+
+
+def test_what_was_read_ahead_is_not_stored_if_the_store_fails() -> None:
+    store = WorksMeanwhile()
+    store.fails_after = 1_000
+    app = Holdfast(store)
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    with pytest.raises(PartlyRefused, match="1000 jobs are stored; from position 1000 on nothing is stored") as caught:
+        app.enqueue_many(calls(work, 5_000))
+    assert isinstance(caught.value.stopped_by, StoreUnavailable)
+    assert app.counts()[0].ready == 1_000
+
+
+def test_an_iterable_that_fails_while_it_is_read_ahead_fails_where_it_would_have() -> None:
+    app = Holdfast(WorksMeanwhile())
+
+    @app.task
+    def work(n: int) -> None: ...
+
+    told: list[int] = []
+    with pytest.raises(PartlyRefused) as caught:
+        app.enqueue_many((work.job(1_000 // (1_500 - n)) for n in range(5_000)), progress=told.append)
+    assert (told, caught.value.stored, caught.value.stopped_at) == ([1_000], 1_000, 1_000)
+    assert isinstance(caught.value.stopped_by, ZeroDivisionError)
+    assert app.counts()[0].ready == 1_000
+
+
+async def test_an_interrupt_while_reading_ahead_gives_the_insert_up(app: Holdfast, double: Any) -> None:
+    """It is the caller's to raise, and nobody is left with an insert that nothing waits for."""
+
+    def interrupted() -> Iterator[PreparedJob[Any]]:
+        yield from calls(double, 1_000)
+        raise SystemExit
+
+    before = asyncio.all_tasks()
+    with pytest.raises(SystemExit):
+        await app.aenqueue_many(interrupted())
+    assert asyncio.all_tasks() == before
+
+
+def test_all_accepted_without_handles_is_counted_at_once(app: Holdfast, double: Any, events: list[Event]) -> None:
+    """Unless somebody listens, as here, or one of them was not new: then each is looked at."""
+    same = double.job(0)
+    told: list[int] = []
+    assert app.enqueue_many([same, same, double.job(1)], progress=told.append) == 3
+    assert told == [3]
+    assert [event.created for event in events if isinstance(event, JobEnqueued)] == [True, False, True]
+    quiet = Holdfast(MemoryStore())
+
+    @quiet.task
+    def work(n: int) -> None: ...
+
+    accepted: list[object] = []
+    quiet._client._accept_all = lambda *args: accepted.append(args) or iter(())  # type: ignore[method-assign, func-returns-value]
+    assert quiet.enqueue_many(calls(work, 1_500), progress=told.append) == 1_500
+    assert accepted == []
 
 
 def test_a_prepared_job_has_no_connection(double: Any) -> None:

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from holdfast.stores.postgres import PostgresStore
 from tests.postgres.helpers import Database
+from tests.postgres.named import Named
 from tests.servers import PostgresServer
 
 
@@ -34,3 +35,10 @@ def database(namespace_of_module: Database) -> Database:
 async def store(database: Database) -> AsyncIterator[PostgresStore]:
     async with database.store() as store:
         yield store
+
+
+@pytest.fixture
+def named(database: Database) -> Iterator[Named]:
+    named = Named(database)
+    yield named
+    named.store.close()

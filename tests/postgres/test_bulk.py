@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from holdfast import Holdfast
+from holdfast.batches import PreparedJob
+from holdfast.errors import OutcomeUnknown
+from holdfast.store import DepthLimit, InsertStatus
 from holdfast.stores.postgres.links import BlockingLink
+from tests.postgres.helpers import QUEUE, Database, new_jobs, wait_until
+from tests.postgres.named import Named, locked
 from tests.servers import PostgresServer
 
 
@@ -33,3 +42,101 @@ def test_a_thousand_jobs_are_one_statement(
     assert len(app.enqueue_many(calls)) == 1_000
     assert len(statements) == 1
     app.close()
+
+
+# What an insert waits for can be used.
+
+
+async def test_the_jobs_are_on_their_way_when_the_caller_goes_on(named: Named, database: Database) -> None:
+    """The server has them, and has not answered: here, because it waits for a lock."""
+    jobs = new_jobs(1_000, payload=b"x" * 2_000)  # more than fits between the two sockets
+    seen: list[int] = []
+
+    def meanwhile() -> None:
+        wait_until(named.waiting)
+        seen.extend(named.waiting())
+        lock.execute("ROLLBACK")
+
+    with locked(database) as lock:
+        answers = await asyncio.to_thread(named.store.insert_while, jobs, meanwhile)
+    assert len(seen) == 1
+    assert [answer.status for answer in answers] == [InsertStatus.CREATED] * 1_000
+    assert database.number_of("waiting") == 1_000
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_insert_while_answers_as_insert_blocking(named: Named, refused: bool) -> None:
+    jobs = new_jobs(3)
+    named.store.insert_blocking(jobs[1:2])
+    limits = {QUEUE: DepthLimit(max_depth=2)} if refused else None
+    called: list[None] = []
+    answers = named.store.insert_while([*jobs, *jobs], partial(called.append, None), limits=limits)
+    last = InsertStatus.FULL if refused else InsertStatus.CREATED
+    again = InsertStatus.FULL if refused else InsertStatus.EXISTING
+    assert [answer.status for answer in answers][:3] == [InsertStatus.CREATED, InsertStatus.EXISTING, last]
+    assert answers[5].status is again
+    assert called
+
+
+def test_the_deadline_of_the_answer_begins_after_it(database: Database) -> None:
+    store = database.store(timeout=0.2)
+    store.open_blocking()
+    [inserted] = store.insert_while(new_jobs(1), partial(time.sleep, 0.5))
+    assert inserted.status is InsertStatus.CREATED
+    store.close()
+
+
+def test_who_is_interrupted_meanwhile_leaves_no_connection_behind(named: Named, database: Database) -> None:
+    """Nobody else may get the answer that this one did not wait for."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    named.store.insert_blocking(new_jobs(1))
+    [before] = named.pids()
+    with pytest.raises(KeyboardInterrupt):
+        named.store.insert_while(new_jobs(1_000), interrupted)
+    wait_until(lambda: before not in named.pids())
+    assert [answer.status for answer in named.store.insert_blocking(new_jobs(2))] == [InsertStatus.CREATED] * 2
+
+
+async def test_a_lost_connection_meanwhile_is_an_unknown_outcome(named: Named, database: Database) -> None:
+    jobs = new_jobs(1_000)
+
+    def meanwhile() -> None:
+        wait_until(named.waiting)
+        named.terminate(named.waiting())
+        wait_until(lambda: not named.pids())
+
+    with locked(database), pytest.raises(OutcomeUnknown) as unknown:
+        await asyncio.to_thread(named.store.insert_while, jobs, meanwhile)
+    assert list(unknown.value.ids) == [job.id for job in jobs]
+    assert database.number_of("waiting") == 0
+
+
+def test_a_call_meanwhile_has_a_connection_of_its_own(named: Named, database: Database) -> None:
+    def meanwhile() -> None:
+        named.store.insert_blocking(new_jobs(5))
+
+    named.store.insert_while(new_jobs(5), meanwhile)
+    assert database.number_of("waiting") == 10
+
+
+def test_many_of_many_are_read_while_the_server_works(named: Named) -> None:
+    app = Holdfast(named.store)
+
+    @app.task
+    def task(n: int) -> None: ...
+
+    read = 0
+
+    def calls() -> Iterator[PreparedJob[None]]:
+        nonlocal read
+        for n in range(2_500):
+            read += 1
+            yield task.job(n)
+
+    told: list[tuple[int, int]] = []
+    assert app.enqueue_many(calls(), progress=lambda stored: told.append((stored, read))) == 2_500
+    assert told == [(1_000, 2_000), (2_000, 2_500), (2_500, 2_500)]
+    assert app.counts()[0].ready == 2_500

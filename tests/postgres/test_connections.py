@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import itertools
 import os
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psycopg
 import pytest
@@ -21,12 +18,11 @@ import pytest
 from holdfast.errors import OutcomeUnknown, StoreUnavailable
 from holdfast.job import Key
 from holdfast.store import InsertStatus
-from holdfast.stores.postgres import PostgresStore, connections
+from holdfast.stores.postgres import connections
 from holdfast.stores.postgres.query import Query
 from tests.postgres.helpers import (
     HOUR,
     Database,
-    Raw,
     claim,
     eventually,
     finish,
@@ -36,49 +32,7 @@ from tests.postgres.helpers import (
     raw,
     wait_until,
 )
-
-NAMES = itertools.count()
-
-
-class Named:
-    """A store whose connections can be told from all others."""
-
-    def __init__(self, database: Database, options: str = "", **settings: Any) -> None:
-        self.name = f"connections-{next(NAMES)}"
-        self._database = database
-        url = f"{database.url}?application_name={self.name}{options}"
-        self.store = PostgresStore(url, namespace=database.namespace, **settings)
-        self.store.open_blocking()
-
-    def pids(self, condition: str = "true") -> list[int]:
-        text = f"SELECT pid FROM pg_stat_activity WHERE application_name = %s AND {condition}"
-        return [row[0] for row in self._database.sql(text, self.name)]
-
-    def waiting(self) -> list[int]:
-        """The connections that wait for a lock."""
-        return self.pids("wait_event_type = 'Lock'")
-
-    def terminate(self, pids: list[int] | None = None) -> None:
-        for pid in self.pids() if pids is None else pids:
-            self._database.sql("SELECT pg_terminate_backend(%s)", pid)
-
-
-@pytest.fixture
-def named(database: Database) -> Iterator[Named]:
-    named = Named(database)
-    yield named
-    named.store.close()
-
-
-@contextlib.contextmanager
-def locked(database: Database, table: str = "waiting") -> Iterator[Raw]:
-    """Nobody can read or write the table."""
-    with raw(database.url) as connection:
-        connection.execute("BEGIN")
-        connection.execute(database.text(f"LOCK TABLE {{ns}}_{table} IN ACCESS EXCLUSIVE MODE"))
-        yield connection
-        connection.execute("ROLLBACK")
-
+from tests.postgres.named import Named, locked
 
 # How many.
 
@@ -167,8 +121,8 @@ async def test_a_fresh_insert_whose_reply_is_lost_is_repeated(
         def lost(*_: object) -> None:
             raise psycopg.OperationalError("the connection is lost")
 
-        def unheard_blocking(query: Query) -> None:
-            tried(query)
+        def unheard_blocking(query: Query, meanwhile: object) -> None:
+            tried(query, meanwhile)
             lost()
 
         async def unheard(query: Query) -> None:
