@@ -28,6 +28,7 @@ class HoldfastProgram(Program):
         "threads": True,
         "pending": {"holdfast": True},
     }
+    at_once = None  # it takes an iterator, sends a thousand in one statement, and prepares the next meanwhile
 
     def setup(self) -> None:
         app.counts()

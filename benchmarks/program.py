@@ -45,6 +45,8 @@ class Program:
     """A contestant in Python. A verb whose method it does not have is none of its own."""
 
     info: ClassVar[dict[str, Any]]
+    at_once: ClassVar[int | None] = CHUNK
+    """How many jobs one call of `enqueue_many` is asked for; None for all that there are."""
 
     def setup(self) -> None:
         """Make the tables. The harness has removed what was there."""
@@ -64,7 +66,7 @@ class Program:
         """After them."""
 
     def enqueue_many(self, numbers: range, text: str) -> None:
-        """A job for each of the numbers, at most a thousand."""
+        """A job for each of the numbers, of which there are at most `at_once`."""
         raise NotImplementedError
 
     def worker(self) -> None:
@@ -124,9 +126,10 @@ async def _enqueue_one_async(program: Program, count: int) -> None:
 
 
 def _enqueue_bulk(program: Program, count: int) -> None:
+    step = program.at_once or count
     began = time.perf_counter()
-    for first in range(0, count, CHUNK):
-        program.enqueue_many(range(first, min(first + CHUNK, count)), TEXT)
+    for first in range(0, count, step):
+        program.enqueue_many(range(first, min(first + step, count)), TEXT)
     _answer(n=count, seconds=time.perf_counter() - began)
 
 

@@ -65,6 +65,8 @@ class Signature:
             parameter.name for parameter in self._parameters if parameter.default is parameter.empty
         )
         self._names = frozenset(parameter.name for parameter in self._parameters)
+        self._is_plain = len(self._positional) == len(self._required) == len(self._parameters)
+        """Whether every argument must be given, and may be given by its place."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -98,7 +100,7 @@ class Signature:
                     # An argument that was left out takes the handler's own default when it runs.
                     fields.append((parameter.name, kind | msgspec.UnsetType, msgspec.UNSET))
             arguments = msgspec.defstruct(
-                "Arguments", fields, kw_only=True, forbid_unknown_fields=True, module=__name__
+                "Arguments", fields, kw_only=not self._is_plain, forbid_unknown_fields=True, module=__name__
             )
             return msgspec.json.Decoder(arguments)
         except (TypeError, NameError) as error:
@@ -132,8 +134,6 @@ class Signature:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name, or `InvalidPayload` if they do not fit the handler's parameters."""
-        if len(args) == len(self._positional) == len(self._parameters) and not kwargs:
-            return dict(zip(self._positional, args, strict=False))  # the usual case, in one step
         if len(args) > len(self._positional):
             raise InvalidPayload(f"{self._name} takes {len(self._positional)} positional arguments, not {len(args)}")
         named = dict(zip(self._positional, args, strict=False))
@@ -146,6 +146,20 @@ class Signature:
         if missing := self._required - named.keys():
             raise InvalidPayload(f"{self._name} needs a value for {', '.join(sorted(missing))}")
         return named
+
+    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = DEFAULT_PAYLOAD_LIMIT) -> bytes:
+        """What `encode` makes of what `bind` makes of them, with the same errors."""
+        if self._is_plain and not kwargs and len(args) == len(self._positional) and not self._mentions_sets:
+            # The usual case, without a dictionary of what was given and another of what arrives.
+            try:
+                decoder = self._decoder
+                given = decoder.type(*args)
+                payload = _encoder.encode(given)
+                if len(payload) <= limit and not _may_hide(payload) and decoder.decode(payload) == given:
+                    return payload
+            except Exception:  # noqa: S110 - whatever it is, the long way has the words for it
+                pass
+        return self.encode(self.bind(args, kwargs), limit)
 
     def encode(self, arguments: Mapping[str, Any], limit: int = DEFAULT_PAYLOAD_LIMIT) -> bytes:
         """The arguments as JSON that `decode` turns back into equal values, or `InvalidPayload` with the path."""
@@ -249,9 +263,13 @@ def _mentions_sets(kind: msgspec.inspect.Type) -> bool:
     return False
 
 
+def _may_hide(encoded: bytes) -> bool:
+    return _NUL in encoded or encoded.count(b"[") + encoded.count(b"{") > DEEPEST_NESTING
+
+
 def _refuse_hidden(encoded: bytes) -> None:
     """Raise for a NUL or too deep a nesting in the JSON, whatever it came from: an enum's value, a `msgspec.Raw`."""
-    if _NUL in encoded or encoded.count(b"[") + encoded.count(b"{") > DEEPEST_NESTING:
+    if _may_hide(encoded):
         _refuse_forbidden(_decode(_plain_decoder, encoded), "$", 0)
 
 

@@ -135,7 +135,7 @@ class Enqueuer(Generic[P, R]):
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedJob[R]:
         """The job for one call: arguments bound, encoded and checked. No I/O."""
         signature, client = self.spec.signature, self._client
-        payload = signature.encode(signature.bind(args, kwargs), client.settings.jobs.max_payload)
+        payload = signature.encode_call(args, kwargs, client.settings.jobs.max_payload)
         key = _key(self.spec, self._call, payload, client.settings)
         return PreparedJob(another(self._template, client.ports.ids.job_id(), payload, key), signature)
 

@@ -116,9 +116,22 @@ def nested(levels: int, innermost: Any = 0) -> Any:
     return functools.reduce(lambda inner, _: [inner], range(levels), innermost)
 
 
+def encode(signature: Signature, value: Any, *limit: int) -> bytes:
+    """Its only argument encoded, by its name and as a call gives it: the same bytes, or the same error."""
+    try:
+        payload = signature.encode({"x": value}, *limit)
+    except InvalidPayload as error:
+        with pytest.raises(type(error)) as caught:
+            signature.encode_call((value,), {}, *limit)
+        assert (str(caught.value), caught.value.path) == (str(error), error.path)
+        raise
+    assert signature.encode_call((value,), {}, *limit) == payload
+    return payload
+
+
 def refusal(signature: Signature, value: Any) -> InvalidPayload:
     with pytest.raises(InvalidPayload) as caught:
-        signature.encode({"x": value})
+        encode(signature, value)
     assert str(caught.value).startswith(f"{caught.value.path}: ")
     return caught.value
 
@@ -136,7 +149,7 @@ plain_values = st.recursive(
 @unhurried
 @given(plain_values)
 def test_every_json_value_goes_through_unannotated(value: Any) -> None:
-    decoded = UNANNOTATED.decode(UNANNOTATED.encode({"x": value}))["x"]
+    decoded = UNANNOTATED.decode(encode(UNANNOTATED, value))["x"]
     assert decoded == value
     assert repr(decoded) == repr(value)  # not even an int for a float, or 0.0 for -0.0
 
@@ -160,7 +173,7 @@ annotated_values = st.one_of(
 def test_every_annotated_value_goes_through(case: tuple[Any, Any]) -> None:
     annotation, value = case
     signature = taking(annotation)
-    decoded = signature.decode(signature.encode({"x": value}))["x"]
+    decoded = signature.decode(encode(signature, value))["x"]
     assert decoded == value
     assert type(decoded) is type(value)
 
@@ -194,7 +207,7 @@ def test_every_annotated_value_goes_through(case: tuple[Any, Any]) -> None:
 )
 def test_annotated_examples(annotation: Any, value: Any) -> None:
     signature = taking(annotation)
-    assert signature.decode(signature.encode({"x": value})) == {"x": value}
+    assert signature.decode(encode(signature, value)) == {"x": value}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +217,7 @@ def test_annotated_examples(annotation: Any, value: Any) -> None:
 )
 @pytest.mark.parametrize("signature", [UNANNOTATED, taking(int)])
 def test_whole_numbers_are_kept_to_the_last_digit(number: int, signature: Signature) -> None:
-    payload = signature.encode({"x": number})
+    payload = encode(signature, number)
     assert payload == b'{"x":%d}' % number
     assert signature.decode(payload)["x"] == number
 
@@ -213,18 +226,18 @@ def test_whole_numbers_are_kept_to_the_last_digit(number: int, signature: Signat
     "text", ["\\u0000", "\\\\u0000", "\x7f\x1b", "\ufeff", "\u2028", "😀", "\u00e9", "e\u0301", ""]
 )
 def test_odd_but_valid_text_goes_through(text: str) -> None:
-    payload = UNANNOTATED.encode({"x": {text: text}})
+    payload = encode(UNANNOTATED, {text: text})
     assert UNANNOTATED.decode(payload)["x"] == {text: text}
 
 
 def test_as_deep_as_allowed() -> None:
     deepest = nested(DEEPEST_NESTING - 1)  # the object of the arguments is a level too
-    assert UNANNOTATED.decode(UNANNOTATED.encode({"x": deepest}))["x"] == deepest
+    assert UNANNOTATED.decode(encode(UNANNOTATED, deepest))["x"] == deepest
 
 
 def test_wide_is_not_deep() -> None:
     wide: Any = [[{"a": []}] for _ in range(1_000)]
-    assert UNANNOTATED.decode(UNANNOTATED.encode({"x": wide}))["x"] == wide
+    assert UNANNOTATED.decode(encode(UNANNOTATED, wide))["x"] == wide
 
 
 # Values that nothing can save.
@@ -433,20 +446,20 @@ def test_a_dict_that_is_never_equal_is_refused() -> None:
 @pytest.mark.parametrize("limit", [100, 256 * 1024])
 def test_the_limit_is_exact(limit: int) -> None:
     text = "a" * (limit - len(b'{"x":""}'))
-    assert len(UNANNOTATED.encode({"x": text}, limit)) == limit
+    assert len(encode(UNANNOTATED, text, limit)) == limit
     with pytest.raises(PayloadTooLarge, match=rf"{limit + 1} bytes of JSON, more than the {limit} allowed"):
-        UNANNOTATED.encode({"x": text + "a"}, limit)
+        encode(UNANNOTATED, text + "a", limit)
 
 
 def test_the_limit_counts_bytes() -> None:
     with pytest.raises(PayloadTooLarge, match="28 bytes"):
-        UNANNOTATED.encode({"x": "é" * 10}, 27)
-    assert UNANNOTATED.encode({"x": "é" * 10}, 28)
+        encode(UNANNOTATED, "é" * 10, 27)
+    assert encode(UNANNOTATED, "é" * 10, 28)
 
 
 def test_the_message_never_contains_the_payload() -> None:
     with pytest.raises(PayloadTooLarge) as caught:
-        UNANNOTATED.encode({"x": "secret" * 100}, 10)
+        encode(UNANNOTATED, "secret" * 100, 10)
     assert "secret" not in str(caught.value)
 
 
@@ -474,6 +487,7 @@ SAMPLE = Signature(sample)
 )
 def test_arguments_are_bound_by_name(args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any]) -> None:
     assert SAMPLE.bind(args, kwargs) == bound
+    assert SAMPLE.encode_call(args, kwargs) == SAMPLE.encode(SAMPLE.bind(args, kwargs))
 
 
 @pytest.mark.parametrize(
@@ -492,6 +506,22 @@ def test_arguments_that_do_not_fit(args: tuple[Any, ...], kwargs: dict[str, Any]
         SAMPLE.bind(args, kwargs)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 200
+    with pytest.raises(InvalidPayload) as again:
+        SAMPLE.encode_call(args, kwargs)
+    assert str(again.value) == str(caught.value)
+
+
+def test_a_call_whose_parameters_must_all_be_given() -> None:
+    signature = Signature(lambda a, b: None)
+    for args, kwargs in (((1, [2]), {}), ((1,), {"b": [2]}), ((), {"a": 1, "b": [2]})):
+        assert signature.encode_call(args, kwargs) == b'{"a":1,"b":[2]}'
+    for few in ((), (1,)):
+        with pytest.raises(InvalidPayload, match="needs a value for"):
+            signature.encode_call(few, {})
+    with pytest.raises(InvalidPayload, match="takes 2 positional arguments, not 3"):
+        signature.encode_call((1, 2, 3), {})
+    with pytest.raises(InvalidPayload):
+        signature.encode_call((1, msgspec.UNSET), {})
 
 
 def test_a_default_that_is_left_out_is_the_handlers_when_it_runs() -> None:
