@@ -18,6 +18,7 @@ from benchmarks.peers.catalogue import ADAPTERS, FOLDER, GROUPS, NODE, NODE_AT_L
 
 INSTALL_SECONDS = 300
 REASON_LINES = 3
+NEWER_PYTHONS = ("3.12", "3.13", "3.14")
 
 
 class PeerMissingError(RuntimeError):
@@ -107,11 +108,24 @@ def _install_group(name: str, folder: Path) -> bool:
 
 
 def _python_steps(group: Group, target: Path) -> list[list[str]]:
-    if sys.version_info[:2] < group.python_at_least:
-        needed = ".".join(map(str, group.python_at_least))
-        raise PeerMissingError(f"{group.requirements[0]} needs Python {needed}, this is {platform.python_version()}")
     pip = [str(target / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "-qq", "--retries", "1"]
-    return [[sys.executable, "-m", "venv", str(target)], [*pip, "install", *group.requirements]]
+    return [[_python_for(group), "-m", "venv", str(target)], [*pip, "install", *group.requirements]]
+
+
+def _python_for(group: Group) -> str:
+    """This Python; if it is too old for the group, the first newer one on the PATH that has what it takes."""
+    if sys.version_info[:2] >= group.python_at_least:
+        return sys.executable
+    needed = ".".join(map(str, group.python_at_least))
+    for version in NEWER_PYTHONS:
+        found = shutil.which(f"python{version}")
+        # A name on the PATH may be a mere signpost, to a version that is not switched on.
+        if version >= needed and found and _run([found, "-c", "import ensurepip, venv"]).returncode == 0:
+            return found
+    raise PeerMissingError(
+        f"{group.requirements[0]} needs Python {needed}, this is {platform.python_version()}, "
+        f"and there is no newer one on the PATH"
+    )
 
 
 def _node_steps(group: Group, target: Path) -> list[list[str]]:

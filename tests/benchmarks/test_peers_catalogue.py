@@ -105,11 +105,21 @@ def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_library_for_a_newer_python_is_not_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer Python is taken where there is one. What only has its name is none."""
     monkeypatch.setattr(sys, "version_info", (3, 11, 9, "final", 0))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    (tmp_path / "bin").mkdir()
+    for version, exit_code in (("3.12", 127), ("3.13", 1), ("3.14", 1)):
+        program = tmp_path / "bin" / f"python{version}"
+        program.write_text(f"#!/bin/sh\nexit {exit_code}\n")
+        program.chmod(0o755)
     lines: list[str] = []
     (outcome,) = install.install(["oban"], tmp_path, progress=lines.append)
     assert outcome.reason.startswith("oban==0.7.0 needs Python 3.12")
     assert lines == [f"oban: not installable: {outcome.reason}"]
+    newer = tmp_path / "bin" / "python3.13"
+    newer.write_text("#!/bin/sh\nexit 0\n")
+    assert install._python_for(catalogue.GROUPS["oban"]) == str(newer)
 
 
 def test_what_is_there_in_the_pinned_versions_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
