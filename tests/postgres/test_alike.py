@@ -1,4 +1,4 @@
-"""The paths of nearly all jobs (`migrations/0002_alike.sql`): they must answer as the general ones do."""
+"""The paths of nearly all jobs (`migrations/0002_alike.sql`, `0005_successes.sql`): they answer as the general ones do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.failures import Failure
 from holdfast.job import Job, Key, NewJob
-from holdfast.lifecycle import Failed, Snoozed, Succeeded, settle
+from holdfast.lifecycle import Failed, Released, Snoozed, Succeeded, settle
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import SYSTEM
 from holdfast.stores.postgres import PostgresStore
@@ -56,7 +56,7 @@ async def test_nearly_all_jobs_take_these_paths(store: PostgresStore, asked: lis
     asked.clear()
     await store.insert(new_jobs(4))
     await finish(store, await claim(store, session, 7))
-    assert asked == ["insert_alike", "claim_lane", "succeed"]
+    assert asked == ["insert_alike", "claim_lane", "succeed_alike"]
 
 
 @pytest.mark.parametrize("where", ["waiting", "in flight", "ended", "ended, kept for half an hour", "a dead letter"])
@@ -160,6 +160,40 @@ async def test_each_has_its_own_result(store: PostgresStore, retention: int) -> 
     assert [job and job.result for job in found] == results
     [counts] = await store.counts()
     assert (counts.succeeded, counts.in_flight) == (len(results), 0)
+
+
+@pytest.mark.parametrize("retention", [DAY, 9 * DAY], ids=["in the ring", "kept"])
+async def test_all_have_the_same_result(store: PostgresStore, asked: list[str], retention: int) -> None:
+    await store.insert(new_jobs(5, retention=retention))
+    jobs = await claim(store, await open_session(store))
+    moves = [settle(job, Succeeded(b"7"), RetryPolicy(), SYSTEM.random) for job in jobs]
+    assert await store.apply(moves[1:3]) == ["applied"] * 2
+    asked.clear()
+    assert await store.apply(moves) == ["applied", "already", "already", "applied", "applied"]
+    assert asked == ["succeed_alike"]
+    found = [await store.get(job.id) for job in jobs]
+    assert [job and (job.result, job.attempt, job.reason) for job in found] == [(b"7", 1, "succeeded")] * 5
+    [counts] = await store.counts()
+    assert (counts.succeeded, counts.in_flight) == (5, 0)
+
+
+async def test_some_were_claimed_before(store: PostgresStore, asked: list[str]) -> None:
+    """The version is compared for each job, whichever function they take."""
+    session = await open_session(store)
+    await store.insert(new_jobs(3))
+    first = await claim(store, session)
+    assert await finish(store, first[:1], Released()) == ["applied"]
+    again = await claim(store, session, 1)
+    assert [job.version for job in again] == [2]
+    asked.clear()
+    assert await finish(store, [*again, first[1]]) == ["applied"] * 2
+    assert asked == ["succeed"]
+    assert await finish(store, [first[0], first[2]]) == ["stale", "applied"]
+
+
+async def test_one_job_twice_in_a_batch(store: PostgresStore) -> None:
+    jobs = await in_flight(store, 2)
+    assert await finish(store, [*jobs, jobs[0]]) == ["applied", "applied", "already"]
 
 
 async def in_flight(store: PostgresStore, count: int) -> tuple[Job, ...]:
