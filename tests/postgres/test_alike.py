@@ -1,15 +1,16 @@
-"""The paths of nearly all jobs (`migrations/0002_alike.sql`, `0005_successes.sql`): they answer as the general ones do."""
+"""The paths of nearly all jobs (`migrations/0002_alike.sql`, `0005_successes.sql`): as the general ones do."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from holdfast.failures import Failure
 from holdfast.job import Job, Key, NewJob
-from holdfast.lifecycle import Failed, Released, Snoozed, Succeeded, settle
+from holdfast.lifecycle import Failed, Move, Released, Snoozed, Succeeded, settle
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import SYSTEM
 from holdfast.stores.postgres import PostgresStore
@@ -201,12 +202,23 @@ async def in_flight(store: PostgresStore, count: int) -> tuple[Job, ...]:
     return await claim(store, await open_session(store), count)
 
 
-async def test_a_job_that_changes_while_its_settlement_waits(database: Database, store: PostgresStore) -> None:
+def successes(jobs: Iterable[Job], alike: bool) -> list[Move]:
+    """With one result for all, or one for each: the two functions."""
+    return [
+        settle(job, Succeeded(b"7" if alike else b"%d" % number), RetryPolicy(), SYSTEM.random)
+        for number, job in enumerate(jobs)
+    ]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+async def test_a_job_that_changes_while_its_settlement_waits(
+    database: Database, store: PostgresStore, alike: bool
+) -> None:
     """A row that was changed in place has moved: it is looked for again, and what was written is kept."""
     jobs = await in_flight(store, 3)
     with raw(database.url, autocommit=False) as connection:
         connection.execute(database.text("UPDATE {ns}_in_flight SET progress = '7' WHERE id = %s"), (jobs[1].id,))
-        settling = asyncio.ensure_future(finish(store, jobs))
+        settling = asyncio.ensure_future(store.apply(successes(jobs, alike)))
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{ns}_succeed%'"
         await eventually(lambda: database.value(waiting) == 1)
         connection.commit()
@@ -217,8 +229,9 @@ async def test_a_job_that_changes_while_its_settlement_waits(database: Database,
     assert [database.number_of(table) for table in ("in_flight", "history", "waiting")] == [0, 3, 0]
 
 
+@pytest.mark.parametrize("alike", [True, False])
 async def test_a_settlement_and_a_cancel_of_the_same_jobs_do_not_deadlock(
-    database: Database, store: PostgresStore
+    database: Database, store: PostgresStore, alike: bool
 ) -> None:
     """Both lock in the order of ids, in whatever order the rows lie in the table."""
     jobs = sorted(await in_flight(store, 2), key=lambda job: job.id)
@@ -231,7 +244,7 @@ async def test_a_settlement_and_a_cancel_of_the_same_jobs_do_not_deadlock(
         connection.execute(database.text("SELECT FROM {ns}_in_flight WHERE id = %s FOR UPDATE"), (ids[0],))
         cancelling = asyncio.ensure_future(store.request_cancel(ids))
         await eventually(lambda: database.value(waiting) == 1)
-        settling = asyncio.ensure_future(finish(store, jobs))
+        settling = asyncio.ensure_future(store.apply(successes(jobs, alike)))
         await eventually(lambda: database.value(waiting) == 2)
         connection.commit()
     assert await settling == ["applied"] * 2
