@@ -1,15 +1,16 @@
-"""The paths of nearly all jobs (`migrations/0002_alike.sql`): they must answer as the general ones do."""
+"""The paths of nearly all jobs (`migrations/0002_alike.sql`, `0005_successes.sql`): as the general ones do."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from holdfast.failures import Failure
 from holdfast.job import Job, Key, NewJob
-from holdfast.lifecycle import Failed, Snoozed, Succeeded, settle
+from holdfast.lifecycle import Failed, Move, Released, Snoozed, Succeeded, settle
 from holdfast.policy import RetryPolicy, Steps
 from holdfast.ports import SYSTEM
 from holdfast.stores.postgres import PostgresStore
@@ -56,7 +57,7 @@ async def test_nearly_all_jobs_take_these_paths(store: PostgresStore, asked: lis
     asked.clear()
     await store.insert(new_jobs(4))
     await finish(store, await claim(store, session, 7))
-    assert asked == ["insert_alike", "claim_lane", "succeed"]
+    assert asked == ["insert_alike", "claim_lane", "succeed_alike"]
 
 
 @pytest.mark.parametrize("where", ["waiting", "in flight", "ended", "ended, kept for half an hour", "a dead letter"])
@@ -162,17 +163,62 @@ async def test_each_has_its_own_result(store: PostgresStore, retention: int) -> 
     assert (counts.succeeded, counts.in_flight) == (len(results), 0)
 
 
+@pytest.mark.parametrize("retention", [DAY, 9 * DAY], ids=["in the ring", "kept"])
+async def test_all_have_the_same_result(store: PostgresStore, asked: list[str], retention: int) -> None:
+    await store.insert(new_jobs(5, retention=retention))
+    jobs = await claim(store, await open_session(store))
+    moves = [settle(job, Succeeded(b"7"), RetryPolicy(), SYSTEM.random) for job in jobs]
+    assert await store.apply(moves[1:3]) == ["applied"] * 2
+    asked.clear()
+    assert await store.apply(moves) == ["applied", "already", "already", "applied", "applied"]
+    assert asked == ["succeed_alike"]
+    found = [await store.get(job.id) for job in jobs]
+    assert [job and (job.result, job.attempt, job.reason) for job in found] == [(b"7", 1, "succeeded")] * 5
+    [counts] = await store.counts()
+    assert (counts.succeeded, counts.in_flight) == (5, 0)
+
+
+async def test_some_were_claimed_before(store: PostgresStore, asked: list[str]) -> None:
+    """The version is compared for each job, whichever function they take."""
+    session = await open_session(store)
+    await store.insert(new_jobs(3))
+    first = await claim(store, session)
+    assert await finish(store, first[:1], Released()) == ["applied"]
+    again = await claim(store, session, 1)
+    assert [job.version for job in again] == [2]
+    asked.clear()
+    assert await finish(store, [*again, first[1]]) == ["applied"] * 2
+    assert asked == ["succeed"]
+    assert await finish(store, [first[0], first[2]]) == ["stale", "applied"]
+
+
+async def test_one_job_twice_in_a_batch(store: PostgresStore) -> None:
+    jobs = await in_flight(store, 2)
+    assert await finish(store, [*jobs, jobs[0]]) == ["applied", "applied", "already"]
+
+
 async def in_flight(store: PostgresStore, count: int) -> tuple[Job, ...]:
     await store.insert(new_jobs(count))
     return await claim(store, await open_session(store), count)
 
 
-async def test_a_job_that_changes_while_its_settlement_waits(database: Database, store: PostgresStore) -> None:
+def successes(jobs: Iterable[Job], alike: bool) -> list[Move]:
+    """With one result for all, or one for each: the two functions."""
+    return [
+        settle(job, Succeeded(b"7" if alike else b"%d" % number), RetryPolicy(), SYSTEM.random)
+        for number, job in enumerate(jobs)
+    ]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+async def test_a_job_that_changes_while_its_settlement_waits(
+    database: Database, store: PostgresStore, alike: bool
+) -> None:
     """A row that was changed in place has moved: it is looked for again, and what was written is kept."""
     jobs = await in_flight(store, 3)
     with raw(database.url, autocommit=False) as connection:
         connection.execute(database.text("UPDATE {ns}_in_flight SET progress = '7' WHERE id = %s"), (jobs[1].id,))
-        settling = asyncio.ensure_future(finish(store, jobs))
+        settling = asyncio.ensure_future(store.apply(successes(jobs, alike)))
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%{ns}_succeed%'"
         await eventually(lambda: database.value(waiting) == 1)
         connection.commit()
@@ -183,8 +229,9 @@ async def test_a_job_that_changes_while_its_settlement_waits(database: Database,
     assert [database.number_of(table) for table in ("in_flight", "history", "waiting")] == [0, 3, 0]
 
 
+@pytest.mark.parametrize("alike", [True, False])
 async def test_a_settlement_and_a_cancel_of_the_same_jobs_do_not_deadlock(
-    database: Database, store: PostgresStore
+    database: Database, store: PostgresStore, alike: bool
 ) -> None:
     """Both lock in the order of ids, in whatever order the rows lie in the table."""
     jobs = sorted(await in_flight(store, 2), key=lambda job: job.id)
@@ -197,7 +244,7 @@ async def test_a_settlement_and_a_cancel_of_the_same_jobs_do_not_deadlock(
         connection.execute(database.text("SELECT FROM {ns}_in_flight WHERE id = %s FOR UPDATE"), (ids[0],))
         cancelling = asyncio.ensure_future(store.request_cancel(ids))
         await eventually(lambda: database.value(waiting) == 1)
-        settling = asyncio.ensure_future(finish(store, jobs))
+        settling = asyncio.ensure_future(store.apply(successes(jobs, alike)))
         await eventually(lambda: database.value(waiting) == 2)
         connection.commit()
     assert await settling == ["applied"] * 2

@@ -1,4 +1,5 @@
-"""What nearly all jobs have in common, said once: the values of the functions in `migrations/0002_alike.sql`.
+"""What nearly all jobs have in common, said once: the values of the functions in `migrations/0002_alike.sql` and
+`0005_successes.sql`.
 
 Arrays travel as texts, in the server's own notation: every driver takes a text, and joining one costs less than any
 driver's array. Payloads and results travel in one piece, with the place of each.
@@ -7,7 +8,6 @@ driver's array. Payloads and results travel in one piece, with the place of each
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
@@ -77,16 +77,40 @@ def alike(jobs: Sequence[NewJob]) -> tuple[Any, ...] | None:
     return _array(job.id for job in jobs), starts, sizes, payloads, rest
 
 
+_PLAIN = (State.SUCCEEDED, 1, 0, 0, 0, False, b"", (), True, True, KeyChange.KEEP)
+_told_by = attrgetter(
+    "to",
+    "attempt",
+    "failures",
+    "crashes",
+    "snoozes",
+    "suspect",
+    "failure_history",
+    "then",
+    "session_open",
+    "despite_cancel",
+    "key_change",
+    "session_id",
+)
+_job_of = attrgetter("job_id")
+_version_and_result = attrgetter("version", "result")
+
+
 def is_plain_success(move: Move) -> bool:
     """Whether the move is the success of a first attempt: all that is written follows from that, but its result."""
-    return (
-        move.to is State.SUCCEEDED
-        and move.attempt == 1
-        and not (move.failures or move.crashes or move.snoozes or move.suspect or move.failure_history or move.then)
-        and move.session_open is True
-        and move.despite_cancel
-        and move.key_change is KeyChange.KEEP
-    )
+    told: tuple[object, ...] = _told_by(move)
+    return told[:-1] == _PLAIN
+
+
+def session_of_successes(moves: Sequence[Move]) -> SessionId | None:
+    """The session of all these moves if each is a plain success, and of another job; None if not. Most batches are."""
+    told = [*map(_told_by, moves)]
+    if not told or told[0][:-1] != _PLAIN or told.count(told[0]) < len(told):
+        return None
+    if len({*map(_job_of, moves)}) < len(moves):
+        return None
+    session_id: SessionId | None = moves[0].session_id
+    return session_id
 
 
 def by_session(moves: Sequence[Move]) -> dict[SessionId, list[Move]]:
@@ -97,16 +121,21 @@ def by_session(moves: Sequence[Move]) -> dict[SessionId, list[Move]]:
     return groups
 
 
-def successes(moves: Sequence[Move]) -> tuple[Any, ...]:
-    """The values of `_succeed`, but for the session: ids, versions, the result if all have the same, and all of them
-    if not.
+def alike_successes(moves: Sequence[Move]) -> tuple[Any, ...] | None:
+    """The values of `_succeed_alike`, but for the session: ids, and the version and the result of all. None if
+    these differ.
     """
-    ids = _array(move.job_id for move in moves)
+    same = _version_and_result(moves[0])
+    if [*map(_version_and_result, moves)].count(same) < len(moves):
+        return None
+    return _array(map(_job_of, moves)), *same
+
+
+def successes(moves: Sequence[Move]) -> tuple[Any, ...]:
+    """The values of `_succeed`, but for the session: ids, versions, and the results with the place of each."""
+    ids = _array(map(_job_of, moves))
     versions = _array(str(move.version) for move in moves)
-    results = [move.result for move in moves]
-    if results.count(results[0]) == len(results):
-        return ids, versions, results[0], "{}", "{}", "{}", b""
-    return ids, versions, None, ids, *_in_one_piece(results)
+    return ids, versions, None, ids, *_in_one_piece([move.result for move in moves])
 
 
 def claimed_jobs(
@@ -123,7 +152,7 @@ def claimed_jobs(
         pattern = patterns.get(options)
         if pattern is None:
             pattern = patterns[options] = _pattern(options, lane, session_id, now)
-        job = copy(pattern)
+        job: Job = pattern.__copy__()  # type: ignore[attr-defined]  # as copy.copy does, without looking for it
         force_setattr(job, "id", row[0])
         force_setattr(job, "payload", row[1])
         force_setattr(job, "created_at", row[2])

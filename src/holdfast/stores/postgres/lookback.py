@@ -45,6 +45,7 @@ _NEXT = "\x01"
 """Appended to a share: the next text after it that could be one, as shares have no control characters."""
 _BEYOND_SHARES = "\U0010ffff" * 33
 """After every share: they have at most 128 bytes."""
+_lane_of = attrgetter("queue", "priority", "share")
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -159,9 +160,12 @@ class LookBack:
         if plan.depth == _EVERYTHING and plan.came_back == self._came_back:  # else it may have been too early for some
             behind, self._behind = self._behind, set()
             self._reached = {lane: at for lane, at in list(self._reached.items()) if lane.queue not in behind}
+        reached: dict[tuple[str, int, str], int] = {}
         for job in jobs:
-            lane = Lane(job.queue, job.priority, job.share)
-            self._reached[lane] = max(job.run_at, self._reached.get(lane, 0))
+            reached[_lane_of(job)] = job.run_at  # the last of each lane: they come in order
+        for place, at in reached.items():
+            lane = Lane(*place)
+            self._reached[lane] = max(at, self._reached.get(lane, 0))
         return self._hungry and plan.depth < _EVERYTHING and self._is_cheap()
 
     def due_in(self, plan: Plan, due_in: int | None) -> int | None:

@@ -409,7 +409,8 @@ class PostgresStore:
 
 def _queues_fed_behind(moves: Collection[Move]) -> set[str]:
     """The queues in which these moves put jobs back to their old place."""
-    return {move.queue for move in moves if move.to is State.READY and move.delay is None}
+    ready = State.READY
+    return {move.queue for move in moves if move.to is ready and move.delay is None}
 
 
 def _conninfo(url: str) -> dict[str, Any]:

@@ -32,7 +32,17 @@ from holdfast.store import (
     SessionPage,
     held_by,
 )
-from holdfast.stores.postgres.alike import SINGLE, alike, by_session, claimed_jobs, is_plain_success, single, successes
+from holdfast.stores.postgres.alike import (
+    SINGLE,
+    alike,
+    alike_successes,
+    by_session,
+    claimed_jobs,
+    is_plain_success,
+    session_of_successes,
+    single,
+    successes,
+)
 from holdfast.stores.postgres.direct import Direct, Statement
 from holdfast.stores.postgres.lookback import LookBack, Plan
 from holdfast.stores.postgres.query import COLUMNS, Query, Verb
@@ -50,6 +60,8 @@ _ID_IS_THERE, _UNIQUE_VIOLATION = "HF003", "23505"
 _MOST_REFUSALS_REPEATED = _MOST_REPLANNED = 3
 _CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
 """What `_claim` says when it has claimed nothing because of it."""
+_STALE = Applied.STALE
+_job_of = attrgetter("job_id")
 _NO_ID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -76,6 +88,7 @@ class Verbs:
         self._succeed = f"""SELECT * FROM {ns}_succeed(
             %s::text, %s::text::uuid[], %s::text::int[], %s::bytea, %s::text::uuid[], %s::text::int[], %s::text::int[],
             %s::bytea)"""
+        self._succeed_alike = f"SELECT * FROM {ns}_succeed_alike(%s::text, %s::text::uuid[], %s::int, %s::bytea)"
         self._settle = f"SELECT * FROM {ns}_settle(%s::json, %s::text[], %s::bool, %s::text[])"
         self._beat = f"SELECT * FROM {ns}_beat(%s::text, %s::bigint)"
         self.reading = Reading(ns)
@@ -239,18 +252,34 @@ class Verbs:
 
     def apply(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[list[Applied]]:
         """See `Store.apply`."""
+        session_id = session_of_successes(moves)
         answers: list[Applied] = []
-        for run in runs_of_distinct_jobs(moves):
+        for run in runs_of_distinct_jobs(moves) if session_id is None else [moves]:
             verdicts: dict[JobId, Applied] = {}
             left = run
             for _ in range(_MOST_REFUSALS_REPEATED):
-                verdicts |= yield from self._apply_distinct(left, tell)
+                if session_id is None:
+                    verdicts |= yield from self._apply_distinct(left, tell)
+                else:
+                    verdicts |= yield from self._succeeded(session_id, left)
+                if len(verdicts) == len(run):
+                    break
                 # Refused a moment ago, and yet its guard holds now: something else changed in between.
                 left = [move for move in left if move.job_id not in verdicts]
-                if not left:
-                    break
-            answers += [verdicts.get(move.job_id, Applied.STALE) for move in run]
+            answers += [verdicts.get(move.job_id, _STALE) for move in run]
         return answers
+
+    def _succeeded(self, session_id: SessionId, moves: Sequence[Move]) -> Verb[dict[JobId, Applied]]:
+        """As `_apply_distinct`, for plain successes of one session."""
+        # In one order, so that two batches cannot wait for each other.
+        ordered = sorted(moves, key=_job_of)
+        if (values := alike_successes(ordered)) is not None:
+            rows = yield Query(self._succeed_alike, (session_id, *values))
+        else:
+            rows = yield Query(self._succeed, (session_id, *successes(ordered)))
+        verdicts = dict.fromkeys(map(_job_of, ordered), Applied.APPLIED)
+        judge_refused(verdicts, ordered, rows)
+        return verdicts
 
     def _apply_distinct(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[dict[JobId, Applied]]:
         """The verdicts; without those whose guard was refused and holds now."""
@@ -265,14 +294,12 @@ class Verbs:
             else:
                 cancelling.append(move)
         # In one order, so that two batches cannot wait for each other; but of two that want one key, the first gets it.
-        for group in (succeeding, settling, cancelling):
-            group.sort(key=attrgetter("job_id"))
+        for group in (settling, cancelling):
+            group.sort(key=_job_of)
         verdicts: dict[JobId, Applied] = {}
         refused: list[Move] = []
         for session_id, group in by_session(succeeding).items():
-            rows = yield Query(self._succeed, (session_id, *successes(group)))
-            verdicts |= dict.fromkeys((move.job_id for move in group), Applied.APPLIED)
-            judge_refused(verdicts, group, rows)
+            verdicts |= yield from self._succeeded(session_id, group)
         if settling:
             sessions = sorted({move.session_id for move in settling if move.session_id})
             follow = any(move.then for move in settling)
