@@ -36,6 +36,13 @@ async def waiting_claims(store: Store, queues: Sequence[str] = (QUEUE,)) -> Asyn
         await claims.close()
 
 
+async def known_session(rig: Rig, queues: Sequence[str] = (QUEUE,)) -> SessionId:
+    """A session that has claimed from the queues before, as a worker's has whose claim waits."""
+    session = await rig.session()
+    assert await rig.claim(session, queues=queues) == []
+    return session
+
+
 def begin(
     claims: WaitingClaims,
     session_id: SessionId,
@@ -56,7 +63,7 @@ def begin(
 
 async def test_a_waiting_claim_brings_the_job_that_comes(rig: Rig) -> None:
     """Inserted by another client, while the claim waits. A second wait brings the next."""
-    session = await rig.session()
+    session = await known_session(rig)
     async with rig.harness.second() as other, waiting_claims(rig.store) as claims:
         for _ in range(3):
             claim = begin(claims, session, 5)
@@ -71,7 +78,7 @@ async def test_a_waiting_claim_brings_the_job_that_comes(rig: Rig) -> None:
 
 async def test_a_waiting_claim_brings_what_was_there_before(rig: Rig) -> None:
     """It does not matter whether the job or the wait was first."""
-    session = await rig.session()
+    session = await known_session(rig)
     job_id = await rig.add()
     async with waiting_claims(rig.store) as claims:
         claimed = await asyncio.wait_for(begin(claims, session), SOON)
@@ -80,7 +87,7 @@ async def test_a_waiting_claim_brings_what_was_there_before(rig: Rig) -> None:
 
 async def test_a_waiting_claim_ends_without_jobs(rig: Rig) -> None:
     """After the time that it was given, about."""
-    session = await rig.session()
+    session = await known_session(rig)
     async with waiting_claims(rig.store) as claims:
         claimed = await asyncio.wait_for(begin(claims, session, seconds=0.2), SOON)
     assert claimed.jobs == ()
@@ -89,7 +96,7 @@ async def test_a_waiting_claim_ends_without_jobs(rig: Rig) -> None:
 
 async def test_a_waiting_claim_takes_no_more_than_its_limit(rig: Rig) -> None:
     """However many jobs come at once. It says that there may be more."""
-    session = await rig.session()
+    session = await known_session(rig)
     async with rig.harness.second() as other, waiting_claims(rig.store) as claims:
         claim = begin(claims, session, 3)
         await asyncio.sleep(BLOCKED_WITHIN)
@@ -102,7 +109,7 @@ async def test_a_waiting_claim_takes_no_more_than_its_limit(rig: Rig) -> None:
 
 async def test_a_waiting_claim_brings_a_delayed_job_in_time(rig: Rig) -> None:
     """Whether it was known when the wait began, or came later."""
-    session = await rig.session()
+    session = await known_session(rig)
     known = await rig.add(delay=600_000)
     began = asyncio.get_running_loop().time()
     async with rig.harness.second() as other, waiting_claims(rig.store) as claims:
@@ -124,7 +131,7 @@ async def test_a_waiting_claim_brings_a_delayed_job_in_time(rig: Rig) -> None:
 
 async def test_a_waiting_claim_of_a_session_that_is_closed_meanwhile_is_refused(rig: Rig) -> None:
     """It takes nothing, and says so when there are jobs."""
-    session = await rig.session()
+    session = await known_session(rig)
     async with rig.harness.second() as other, waiting_claims(rig.store) as claims:
         claim = begin(claims, session)
         await asyncio.sleep(BLOCKED_WITHIN)
@@ -144,7 +151,7 @@ async def test_a_waiting_claim_of_an_unknown_session_is_refused(rig: Rig) -> Non
 
 async def test_a_waiting_claim_that_is_cancelled_takes_nothing_later(rig: Rig) -> None:
     """Others get the job that comes then, also one that has waited behind it."""
-    one, two = await rig.session(), await rig.session()
+    one, two = await known_session(rig), await known_session(rig)
     async with (
         rig.harness.second() as other,
         rig.harness.second() as producer,
@@ -169,7 +176,7 @@ async def test_a_waiting_claim_that_is_cancelled_takes_nothing_later(rig: Rig) -
 
 async def test_of_several_waiting_claims_each_job_goes_to_one(rig: Rig) -> None:
     """And all of them get some, if there are enough."""
-    sessions = [await rig.session() for _ in range(3)]
+    sessions = [await known_session(rig) for _ in range(3)]
     async with (
         rig.harness.second() as other,
         waiting_claims(rig.store) as first,
@@ -186,7 +193,7 @@ async def test_of_several_waiting_claims_each_job_goes_to_one(rig: Rig) -> None:
 
 async def test_a_waiting_claim_yields_nothing_from_a_paused_queue_until_it_is_resumed(rig: Rig) -> None:
     """The job that waited behind the pause comes then."""
-    session = await rig.session()
+    session = await known_session(rig)
     await rig.store.set_paused(QUEUE, True)
     async with rig.harness.second() as other, waiting_claims(rig.store) as claims:
         claim = begin(claims, session)
@@ -203,7 +210,7 @@ async def test_a_waiting_claim_yields_nothing_from_a_paused_queue_until_it_is_re
 
 async def test_a_job_that_comes_when_waiting_has_ended_is_for_others(rig: Rig) -> None:
     """A claim that waits elsewhere brings it."""
-    one, two = await rig.session(), await rig.session()
+    one, two = await known_session(rig), await known_session(rig)
     async with rig.harness.second() as other, waiting_claims(other) as elsewhere:
         async with waiting_claims(rig.store) as claims:
             await asyncio.wait_for(begin(claims, one, seconds=0.1), SOON)
