@@ -378,11 +378,13 @@ class Verbs:
         """See `Store.prune`. Before, it delivers what outboxes still hold: what is pruned could be delivered again."""
         removed = 0
         queues = yield from self.queues()
-        for queue in queues:
+        untidy = yield from self._untidy(queues)
+        for queue in untidy:
             with suppress(HoldfastError):  # there may be no room for more jobs: all the more reason to go on
                 yield from self.deliver(queue)
         for queue in queues:
-            yield from self._sweep(queue)
+            if queue in untidy:
+                yield from self._sweep(queue)
             while removed < limit:
                 most = min(limit - removed, AT_ONCE)
                 [[number, more]] = yield Batch([self.call("prune", queue, [most])])
@@ -392,6 +394,12 @@ class Verbs:
         if removed < limit:
             removed += yield from self.sessions.prune(limit - removed, queues)
         return removed
+
+    def _untidy(self, queues: Sequence[str]) -> Verb[list[str]]:
+        """Those that have an outbox or idle lanes."""
+        keys = [(self.layout.key(queue, "outbox"), self.layout.key(queue, "idle_lanes")) for queue in queues]
+        found = yield Batch([Call(("EXISTS", *names), names[0]) for names in keys], writes=False)
+        return [queue for queue, number in zip(queues, found, strict=True) if number]
 
     def _sweep(self, queue: str) -> Verb[None]:
         """Remove the traces of cancelled jobs from lanes that have no other."""
