@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.testing.suite import *  # noqa: F403
 from holdfast.testing.suite import Harness
+from holdfast.testing.suite.waiting import *  # noqa: F403
 from tests.redis.acl import add_users, url_of
 from tests.redis.helpers import empty
 from tests.servers import RedisServer, missing_server_policy

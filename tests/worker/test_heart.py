@@ -325,6 +325,19 @@ async def test_a_loop_that_is_blocked_for_two_seconds_loses_what_has_not_started
     assert bench.holding.knows(running)
 
 
+async def test_what_a_waiting_claim_brings_to_a_blocked_loop_is_given_back_too(bench: Bench) -> None:
+    async with bench.running():
+        await bench.pass_time(2.0, ticking=False)
+        assert bench.events == [LoopBlocked("s", 2.0, 0, ("culprit",))]
+        jobs = await bench.claim(2)  # the server has carried it out, and nobody has heard of it
+        await bench.pass_time(1.75, ticking=False)
+        assert await bench.states(jobs) == [State.IN_FLIGHT, State.IN_FLIGHT]
+        await bench.pass_time(LOOK, ticking=False)
+        assert await bench.states(jobs) == [State.READY, State.READY]
+        assert bench.events[1:] == [LoopBlocked("s", 4.0, 2, ("culprit",))]
+    assert bench.holding.take(jobs) == []
+
+
 async def test_a_loop_that_was_blocked_before_anybody_looked_is_noticed_at_the_first_look(bench: Bench) -> None:
     bench.clock.advance(5.0)
     async with bench.running():

@@ -2,7 +2,8 @@
 
 It beats every third of the TTL. What a beat answers is handed to the event loop: jobs to cancel, a count that does not
 fit, a session that was closed. When the event loop itself has not run for two seconds, a handler blocks it: the jobs
-that have not started are given back from here, and somebody is told. When a handler is past its hard limit and the loop
+that have not started are given back from here, and somebody is told; and so every two seconds, because a claim that
+waits in the store may bring more. When a handler is past its hard limit and the loop
 cannot deal with it, the heart stops: such a process must not hold its jobs for ever.
 """
 
@@ -59,7 +60,8 @@ class Heart:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
         self._mismatches = 0
-        self._blocked = False
+        self._give_back_at = BLOCKED_AFTER
+        """For how long the loop has stood still when jobs are given back, once more."""
         self._stopped = False
         self.session_id: SessionId = ""
 
@@ -145,11 +147,12 @@ class Heart:
             await self._ports.clock.sleep(_LOOK_EVERY)
             still = self._ports.clock.monotonic() - self._board.last_tick
             if still < BLOCKED_AFTER:
-                self._blocked = False
-            elif not self._blocked and self.session_id:
-                self._blocked = True
+                self._give_back_at = BLOCKED_AFTER
+            elif still >= self._give_back_at and self.session_id:
+                first, self._give_back_at = self._give_back_at == BLOCKED_AFTER, still + BLOCKED_AFTER
                 released = await self._give_back_unstarted()
-                tell(self._listener, LoopBlocked(self.session_id, still, released, self._on_loop()))
+                if first or released:
+                    tell(self._listener, LoopBlocked(self.session_id, still, released, self._on_loop()))
 
     async def _give_back_unstarted(self) -> int:
         """Also what a claim has just brought and the blocked loop has not even seen: the store knows."""

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.ports import Ports
 from holdfast.stores.driving import drive, drive_async
 from holdfast.stores.loop_end import LoopEnd
-from holdfast.stores.redis.dispatch import LEAST_WAIT, Batch, Dispatcher, Packed, Verb, is_complete
+from holdfast.stores.redis.dispatch import LEAST_WAIT, Batch, Call, Dispatcher, Packed, Verb, is_complete
 from holdfast.stores.redis.topology import Pause, Result, Send
 from holdfast.stores.redis.wire import Access, BlockingLine, Line, LineFailed, Place, ReplyError, packed
 
@@ -129,6 +129,15 @@ class Connections:
             opening = mine.opening[kind] = asyncio.ensure_future(self._opened(mine, kind))
             opening.add_done_callback(lambda _: mine.opening.pop(kind, None))
         return await asyncio.shield(opening)
+
+    async def line_apart(self, key: bytes) -> Line:
+        """A connection to the server that has the key, the caller's own to use and to close: for calls that block."""
+        # Any command finds the server, wherever it is now.
+        await self.execute(Batch([Call(("EXISTS", key), key)], writes=False))
+        place = self.dispatcher.topology.place_of(key)
+        if place is None:
+            raise LineFailed("the server has just gone", sent=False)
+        return await Line.open(place, self.access)
 
     async def _opened(self, mine: _OfLoop, kind: tuple[Place, bool, bool]) -> Line:
         place, plain, _ = kind

@@ -47,8 +47,9 @@ from holdfast.stores.redis.epoch import is_same, require_same
 from holdfast.stores.redis.examine import examine
 from holdfast.stores.redis.layout import Layout, Names
 from holdfast.stores.redis.scripts import load_scripts
-from holdfast.stores.redis.topology import Topology
+from holdfast.stores.redis.topology import Topology, slot_of
 from holdfast.stores.redis.verbs import Verbs
+from holdfast.stores.redis.waiting import RedisWaitingClaims
 from holdfast.stores.redis.wakeups import Waiting
 from holdfast.stores.redis.wire import Access
 from holdfast.stores.threads import on_thread
@@ -413,6 +414,13 @@ class RedisStore:
     async def examine(self, *, deep: bool = False) -> list[Finding]:
         """See `Examinable.examine`. `deep` asks for nothing more here."""
         return await self._run(examine(self._dispatcher, self._verbs, self._durability))
+
+    def waiting_claims(self, queues: Collection[str]) -> RedisWaitingClaims | None:
+        """See `Patient.waiting_claims`. A command names keys of one slot of a cluster."""
+        if self.topology.cluster and len({slot_of(self._verbs.layout.key(queue, "wake")) for queue in queues}) > 1:
+            return None
+        block, ports = self._tuning.block, self._ports
+        return RedisWaitingClaims(self._connections, self._verbs, self.claim, queues=queues, block=block, ports=ports)
 
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`."""

@@ -29,7 +29,7 @@ from holdfast.stores.redis.opening import keep_layout
 from holdfast.stores.redis.records import claimed, from_outbox, head_of, insert_arguments, lane_of, move_arguments
 from holdfast.stores.redis.scripts import AT_ONCE, CLAIMED_AT_ONCE, INSERTED_AT_ONCE, SUCCEEDED_AT_ONCE, Script
 from holdfast.stores.redis.sessions import Sessions
-from holdfast.stores.redis.wire import packed_start
+from holdfast.stores.redis.wire import ReplyError, packed_start
 
 _NO_LIMIT = DepthLimit()
 _FIRST_GUESS = (f"{DEFAULT_PRIORITY}\t",)
@@ -41,6 +41,14 @@ _MOST_PUTS = 1_000
 
 _PutStart = tuple[bytes, bytes, bytes]
 """Of the short way: its words up to the job's id, as they travel; how the record begins; a key."""
+
+
+class Share(msgspec.Struct, frozen=True, gc=False):
+    """What a claim asks one of its queues for. `lanes`: those that were known then."""
+
+    queue: str
+    lanes: Sequence[str]
+    call: Call
 
 
 class Verbs:
@@ -221,14 +229,53 @@ class Verbs:
                 tries += 1
                 self._known_lanes[queue] = tuple({lane.decode() for lane in reply[1]})
             elif reply[0] == b"jobs":
-                now, due_in, in_use = reply[1:4]
-                if len(lanes) > max(_FEW_LANES, 4 * in_use):
-                    self._known_lanes.pop(queue, None)  # shares come and go
-                found, unreadable = claimed(queue, reply[4:], request.session_id, now)
-                jobs += found
+                now, due_in, unreadable = self._take(queue, request.session_id, lanes, reply, jobs)
                 yield from self.sessions.bury(queue, request.session_id, unreadable)
                 if len(jobs) == request.limit or due_in != 0 or tries >= _MOST_TRIES:
                     return now, due_in
+
+    def _take(
+        self, queue: str, session_id: SessionId, lanes: Sequence[str], reply: Sequence[Any], jobs: list[Job]
+    ) -> tuple[int, int, list[bytes]]:
+        """Add the jobs of a script's answer. The time there, in how long the next is due (or -1), and what cannot be
+        read.
+        """
+        now, due_in, in_use = reply[1:4]
+        if len(lanes) > max(_FEW_LANES, 4 * in_use):
+            self._known_lanes.pop(queue, None)  # shares come and go
+        found, unreadable = claimed(queue, reply[4:], session_id, now)
+        jobs += found
+        return now, due_in, unreadable
+
+    def shares(self, request: ClaimRequest) -> list[Share]:
+        """A claim as calls that can be sent together: each queue has its share of the limit, which may be none."""
+        least, more = divmod(request.limit, len(request.queues))
+        shares = []
+        for at, queue in enumerate(request.queues[: request.limit]):
+            lanes = self._known_lanes.get(queue, _FIRST_GUESS)
+            limit = min(least + (at < more), CLAIMED_AT_ONCE)
+            shares.append(Share(queue, lanes, self._claim_call(queue, request, limit, lanes, serve=False)))
+        return shares
+
+    def shared(self, request: ClaimRequest, shares: Sequence[Share], replies: Sequence[Any]) -> Verb[Claimed]:
+        """What the answers to these calls say together. `due_in` is 0 if one of the queues was not looked at to the
+        end: an ordinary claim says what is there, or what is in the way.
+        """
+        jobs: list[Job] = []
+        graves: list[tuple[str, list[bytes]]] = []
+        now, waits = 0, [0] if len(shares) < len(request.queues) else []
+        for share, reply in zip(shares, replies, strict=True):
+            if isinstance(reply, ReplyError) or reply[0] != b"jobs":
+                waits.append(0)
+                continue
+            now, due_in, unreadable = self._take(share.queue, request.session_id, share.lanes, reply, jobs)
+            graves.append((share.queue, unreadable))
+            if due_in >= 0:
+                waits.append(due_in)
+        with suppress(StoreError):  # then a keeper buries them; the jobs are claimed
+            for queue, unreadable in graves:
+                yield from self.sessions.bury(queue, request.session_id, unreadable)
+        return Claimed(tuple(jobs), now, min(waits, default=None))
 
     def _claim_call(self, queue: str, request: ClaimRequest, limit: int, lanes: Sequence[str], *, serve: bool) -> Call:
         keys = [self.layout.processing(queue, request.session_id)]
@@ -331,11 +378,13 @@ class Verbs:
         """See `Store.prune`. Before, it delivers what outboxes still hold: what is pruned could be delivered again."""
         removed = 0
         queues = yield from self.queues()
-        for queue in queues:
+        untidy = yield from self._untidy(queues)
+        for queue in untidy:
             with suppress(HoldfastError):  # there may be no room for more jobs: all the more reason to go on
                 yield from self.deliver(queue)
         for queue in queues:
-            yield from self._sweep(queue)
+            if queue in untidy:
+                yield from self._sweep(queue)
             while removed < limit:
                 most = min(limit - removed, AT_ONCE)
                 [[number, more]] = yield Batch([self.call("prune", queue, [most])])
@@ -345,6 +394,12 @@ class Verbs:
         if removed < limit:
             removed += yield from self.sessions.prune(limit - removed, queues)
         return removed
+
+    def _untidy(self, queues: Sequence[str]) -> Verb[list[str]]:
+        """Those that have an outbox or idle lanes."""
+        keys = [(self.layout.key(queue, "outbox"), self.layout.key(queue, "idle_lanes")) for queue in queues]
+        found = yield Batch([Call(("EXISTS", *names), names[0]) for names in keys], writes=False)
+        return [queue for queue, number in zip(queues, found, strict=True) if number]
 
     def _sweep(self, queue: str) -> Verb[None]:
         """Remove the traces of cancelled jobs from lanes that have no other."""

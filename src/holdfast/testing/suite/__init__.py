@@ -8,6 +8,8 @@ A test module for a store imports everything from here and says how to reach the
     def harness() -> Harness:
         return MyHarness()
 
+One whose claims can wait (`holdfast.patience`) imports `holdfast.testing.suite.waiting` in the same way.
+
 Needs pytest with pytest-asyncio in its `auto` mode.
 """
 
@@ -33,6 +35,7 @@ _MODULES = (
     "operators",
     "reading",
     "races",
+    "waiting",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
