@@ -41,6 +41,7 @@ from holdfast.stores.sqlite.file import check_options, create_private, refuse_ne
 from holdfast.stores.sqlite.guest import GuestConnection, write_on
 from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
+from holdfast.stores.sqlite.settlements import prepare
 from holdfast.stores.sqlite.verbs import Verbs
 from holdfast.stores.sqlite.writer import Writer, store_error
 from holdfast.stores.threads import on_thread
@@ -90,10 +91,8 @@ class SqliteStore:
         check_options(path, namespace=namespace, durability=durability, timeout=timeout)
         self.path = Path(path).absolute()
         self._durable, self._create = durability == "full", create
-        self._timeout = timeout
-        self._namespace = namespace
-        self._ports = ports
-        self._clock = ports.clock
+        self._namespace, self._timeout = namespace, timeout
+        self._ports, self._clock = ports, ports.clock
         self._verbs = Verbs(namespace)
         self._hub = WakeupHub()
         self._opened: _Opened | None = None
@@ -290,12 +289,13 @@ class SqliteStore:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """See `Store.claim`."""
-        return await self._write(lambda db: self._verbs.claim(db, request, self._clock.now()))
+        return (await self._write(lambda db: self._verbs.claim(db, request, self._clock.now()))).claimed()
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply`."""
+        prepared = prepare(moves)
         try:
-            answers = await self._write(lambda db: self._verbs.apply(db, moves, self._clock.now()))
+            answers = await self._write(lambda db: self._verbs.apply_prepared(db, prepared, self._clock.now()))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [move.job_id for move in moves]) from error
         self._hub.notify(queues_fed(moves))
