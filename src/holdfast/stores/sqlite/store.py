@@ -49,12 +49,10 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
-_WATCH_INTERVAL = 0.005
-_IDLE_WATCH_INTERVAL = 0.025
-_LOOKS_UNTIL_IDLE = 50
+_WATCH_PAUSES = (0.005,) * 30 + (0.025,) * 30 + (0.04,)
+"""Seconds before each look of the watcher, from the last one that showed a commit of others; the last is for ever."""
 _LOOKS_WITHOUT_WAITER = 20
-"""How often the watcher looks: while others commit, and after so many looks in which nobody did. It ends when so many
-looks found nobody waiting."""
+"""The watcher ends when so many looks found nobody waiting."""
 
 
 class _Opened(msgspec.Struct, frozen=True, eq=False):
@@ -384,14 +382,14 @@ class SqliteStore:
         """Turn the commits of other processes into wake-ups, for as long as somebody waits."""
         quiet = 0
         while True:
-            self._clock.pause(_WATCH_INTERVAL if quiet < _LOOKS_UNTIL_IDLE else _IDLE_WATCH_INTERVAL)
+            self._clock.pause(_WATCH_PAUSES[min(quiet, len(_WATCH_PAUSES) - 1)])
             quiet += 1
             try:
                 if self._others_committed():
                     self._hub.notify()
                     quiet = 0
             except Exception:
-                quiet = _LOOKS_UNTIL_IDLE  # whatever it was: whoever waits needs the next look, and polls meanwhile
+                quiet = len(_WATCH_PAUSES)  # whatever it was: whoever waits needs the next look, and polls meanwhile
             with self._watching:
                 self._patience = _LOOKS_WITHOUT_WAITER if self._hub else self._patience - 1
                 if self._patience < 0:
