@@ -107,7 +107,8 @@ async def test_pruning_nothing_is_one_statement_that_only_reads(idle: MysqlStore
     sent.clear()
     assert await idle.prune(100) == 0
     [look] = sent
-    assert look.startswith("SELECT") and "FOR UPDATE" not in look
+    assert look.startswith("SELECT")
+    assert "FOR UPDATE" not in look
 
 
 def looks(pace: Pace, clock: ManualClock, seconds: int, *, found: bool = False) -> list[int]:

@@ -164,5 +164,5 @@ class Tending:
             return 0
         gone = Counter((queue, state) for _, queue, state in ended.rows)
         counted = self._tables.count({place: -jobs for place, jobs in gone.items()})
-        yield Batch([self._tables.drop("ended", [row[0] for row in ended.rows]), *counted], last=last)
+        yield Batch([self._tables.drop("ended", names(row[0] for row in ended.rows)), *counted], last=last)
         return len(ended.rows)
