@@ -47,7 +47,7 @@ def _rotated(items: Sequence[T], by: int) -> list[T]:
     return [*items[first:], *items[:first]]
 
 
-def draw(groups: Sequence[Sequence[Lane]], limit: int, pull: Callable[[Lane, int], list[T]]) -> list[T]:
+def draw(groups: Sequence[Sequence[Lane]], limit: int, pull: Callable[[Lane, int], Sequence[T]]) -> list[T]:
     """Up to `limit` items by `pull(lane, most)`: group after group, each group divided evenly among its lanes.
 
     A lane that gives less than it was asked for is empty; what it left over goes to the others of its group.

@@ -100,9 +100,15 @@ async def test_a_beat_does_not_wait_for_jobs_that_somebody_has_locked(idle: Mysq
         connection.rollback()
 
 
-async def test_pruning_nothing_writes_nothing(idle: MysqlStore, sent: Sent) -> None:
+async def test_pruning_nothing_is_one_statement_that_only_reads(idle: MysqlStore, sent: Sent) -> None:
+    await idle.insert(new_jobs(2))
+    for job in await claim(idle):
+        await idle.apply(done([job]))  # two rows in the totals: too few to sum them up
+    sent.clear()
     assert await idle.prune(100) == 0
-    assert [text for text in sent if not text.lstrip("(").startswith("SELECT") or "FOR UPDATE" in text] == []
+    [look] = sent
+    assert look.startswith("SELECT")
+    assert "FOR UPDATE" not in look
 
 
 def looks(pace: Pace, clock: ManualClock, seconds: int, *, found: bool = False) -> list[int]:

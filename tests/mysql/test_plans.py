@@ -42,8 +42,9 @@ class Step:
         return repr(self.row)
 
     def walks(self) -> bool:
-        """Whether it reads a whole table of ours. `m`: the moves; `g`: the gates; `<...>`: what other steps found."""
-        return self.type == "ALL" and not self.table.startswith("<") and self.table not in ("m", "g")
+        """Whether it reads a whole table of ours, if it may be large. `m`: the moves; `g`: the gates; `<...>`: what
+        other steps found."""
+        return self.type == "ALL" and not self.table.startswith("<") and self.table not in ("m", "g", f"{NS}_sessions")
 
 
 Plan = list[Step]

@@ -17,7 +17,7 @@ from holdfast.lifecycle import Applied, Failed, Move, Succeeded, settle
 from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
 from holdfast.store import InsertStatus
-from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite import SqliteStore, claims
 from holdfast.stores.sqlite.settlements import Settlements
 from tests.sqlite.helpers import claim, finish, new_job, new_jobs, open_session, run_sql
 
@@ -74,6 +74,23 @@ async def test_what_is_claimed_is_what_is_stored(store: SqliteStore) -> None:
         assert job == await store.get(new.id)
         assert (job.payload, job.task, job.key) == (new.payload, new.task, new.key)
         assert job.failure_history
+
+
+async def test_who_differs_in_one_thing_from_the_last_one_claimed_keeps_it(store: SqliteStore) -> None:
+    """What a job has in common with the last one is only compared: in everything that is not the job's own."""
+    columns = claims._COMMON.split(", ")
+    await store.insert([new_job(correlation_id="c") for _ in range(len(columns) + 3)])
+    run_sql(store.path, "UPDATE holdfast_live SET key = 'k', key_hash = 'h', key_window = 5")
+    first, *others = rows(store, "live")
+    for column, job_id in zip(columns, others, strict=False):
+        value = 1 if column in ("suspect", "cancel_asked") else 9
+        run_sql(store.path, f"UPDATE holdfast_live SET {column} = {value} WHERE id = '{job_id}'")
+    session = await open_session(store)
+    assert [job.id for job in await claim(store, session, 1)] == [first]
+    claimed = await claim(store, session, 100)
+    assert [job.id for job in claimed] == others
+    for job in claimed:
+        assert job == await store.get(job.id)
 
 
 # Settlements.

@@ -83,7 +83,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for session in ("s0", "s1", "dead"):
             VERBS.claim(db, ClaimRequest(session_id=session, queues=("mail",), limit=200), NOW)
         VERBS.close_session(db, "dead", None, NOW)
-        claimed = VERBS.claim(db, ClaimRequest(session_id="s2", queues=("default",), limit=1000), NOW).jobs
+        claimed = VERBS.claim(db, ClaimRequest(session_id="s2", queues=("default",), limit=1000), NOW).claimed().jobs
         VERBS.apply(db, [settle(job, Succeeded(), RetryPolicy(), SYSTEM.random) for job in claimed], NOW)
         db.execute("UPDATE holdfast_ended SET state = 'failed', expires_at = NULL WHERE rowid_is_even(id)")
 
@@ -158,10 +158,12 @@ def job_of(db: Recorder, state: str = "in_flight") -> Job:
 
 
 def test_claim(recorder: Recorder) -> None:
-    claimed = VERBS.claim(recorder, ClaimRequest(session_id="s0", queues=("mail", "empty"), limit=100), NOW)
+    claimed = VERBS.claim(recorder, ClaimRequest(session_id="s0", queues=("mail", "empty"), limit=100), NOW).claimed()
     assert len(claimed.jobs) == 100
     VERBS.insert(recorder, [new_job(queue="later", delay=1), new_job(queue="later")], NOW, {})
-    assert len(VERBS.claim(recorder, ClaimRequest(session_id="s0", queues=("later",), limit=9), NOW).jobs) == 1
+    assert (
+        len(VERBS.claim(recorder, ClaimRequest(session_id="s0", queues=("later",), limit=9), NOW).claimed().jobs) == 1
+    )
     lanes = r"SEARCH holdfast_live USING (COVERING )?INDEX holdfast_lanes "
     require(
         recorder.of("UPDATE holdfast_live SET state = 'in_flight'"),

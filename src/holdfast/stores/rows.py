@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.job import Job, Key, NewJob, Reason, State, due_at
 from holdfast.store import SessionPage, SessionView
@@ -103,6 +105,22 @@ def job_from_row(row: Sequence[Any]) -> Job:
         result=result,
         progress=progress,
     )
+
+
+def jobs_from_rows(rows: Iterable[Sequence[Any]]) -> list[Job]:
+    """The same of many rows. Most have all in common with the one before but id, payload and times: then the job is a
+    copy with fields of its own, which takes a third of the time.
+    """
+    jobs: list[Job] = []
+    before: tuple[Any, ...] = ()
+    for row in rows:
+        common = (row[1], row[3:13], row[14:16], row[17:])
+        if common == before:
+            jobs.append(replace(jobs[-1], id=row[0], payload=row[2], created_at=row[13], run_at=row[16]))
+        else:
+            jobs.append(job_from_row(row))
+            before = common
+    return jobs
 
 
 def new_row(new: NewJob, now: int) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from holdfast.store import Claimed, ClaimRequest
 from holdfast.stores.mysql.sessions import Sessions
 from holdfast.stores.mysql.sql import Answer, Batch, Plan, literal, name, names, one, text_of
 from holdfast.stores.mysql.tables import LIVE, Tables, quoted, selected
-from holdfast.stores.rows import job_from_row
+from holdfast.stores.rows import jobs_from_rows
 
 _MOST_REMEMBERED = 64
 """Lanes of a queue to ask for at once, because they had jobs the last time."""
@@ -166,7 +166,7 @@ class Claims:
             except _Wanted as wanted:
                 lane, last = wanted.lane, taken.get(wanted.lane)
                 [answer] = yield Batch([self._pull(lane, last, wanted.most, request.session_id, now)])
-                answered.append([job_from_row(row) for row in answer.rows])
+                answered.append(jobs_from_rows(answer.rows))
                 if answer.rows:
                     taken[lane] = answered[-1][-1]
 
@@ -194,12 +194,12 @@ class Claims:
 
     def _hand_over(self, jobs: Sequence[Job], session_id: SessionId, now: int) -> list[str]:
         changed = self._handed_over(session_id, now)
-        ids = [job.id for job in jobs]
+        wanted = names(job.id for job in jobs)
         return [
             f"INSERT INTO {self._ns}_in_flight ({quoted(LIVE)}) "
             f"SELECT {', '.join(changed.get(column, f'`{column}`') for column in LIVE)} "
-            f"FROM {self._tables.by_id('ready')} WHERE id IN {names(ids)}",
-            self._tables.drop("ready", ids),
+            f"FROM {self._tables.by_id('ready')} WHERE id IN {wanted}",
+            self._tables.drop("ready", wanted),
         ]
 
     def _later(self, lane: Lane, now: int) -> str:

@@ -74,22 +74,23 @@ class Settlements:
         plain = [move for move in moves if ends_well(move)]
         if not plain:
             return (yield from self._apply_judged(moves, now, last=last))
-        hold, now = yield from self._all_hold(plain, now)
+        wanted = names(move.job_id for move in plain)
+        hold, now = yield from self._all_hold(plain, wanted, now)
         if not hold:
             return (yield from self._apply_judged(moves, now, last=last))
-        others = [move for move in moves if not ends_well(move)]
+        others = [] if len(plain) == len(moves) else [move for move in moves if not ends_well(move)]
         totals = Counter((move.queue, move.to.value) for move in plain)
-        yield Batch([*self._tables.end_well(plain, now), *self._tables.count(totals)], last=last and not others)
+        yield Batch([*self._tables.end_well(plain, wanted, now), *self._tables.count(totals)], last=last and not others)
         if not others:
             return [Applied.APPLIED] * len(plain), now
         judged, now = yield from self._apply_judged(others, now, last=last)
         answers = iter(judged)
         return [Applied.APPLIED if ends_well(move) else next(answers) for move in moves], now
 
-    def _all_hold(self, moves: Sequence[Move], now: int | None) -> Plan[tuple[bool, int]]:
+    def _all_hold(self, moves: Sequence[Move], wanted: str, now: int | None) -> Plan[tuple[bool, int]]:
         """Whether each of these jobs is held by its move's session, which is open: then `judge` would say `APPLIED`.
 
-        It locks what it finds as `_standings` does.
+        It locks what it finds as `_standings` does. `wanted` is what `names` makes of the jobs.
         """
         sessions = {move.session_id for move in moves if move.session_id}
         leases: dict[tuple[str, int, str], list[JobId]] = {}
@@ -97,7 +98,8 @@ class Settlements:
             leases.setdefault((move.session_id or "", move.version, move.queue), []).append(move.job_id)
         statements = [self._sessions.keep_open(sessions)]
         statements += [
-            f"SELECT COUNT(*) FROM {self._tables.by_id('in_flight')} WHERE id IN {names(ids)} "
+            f"SELECT COUNT(*) FROM {self._tables.by_id('in_flight')} WHERE id IN "
+            f"{wanted if len(leases) == 1 else names(ids)} "
             f"AND session_id = {name(session_id)} AND version = {version} AND queue = {name(queue)} FOR UPDATE"
             for (session_id, version, queue), ids in leases.items()
         ]

@@ -68,7 +68,10 @@ def name(text: str) -> str:
 
 def names(texts: Iterable[str]) -> str:
     """Names or ids as a list after IN, never empty, in one order: everybody locks in it."""
-    return f"({','.join(map(name, sorted(set(texts)))) or 'NULL'})"
+    distinct = sorted(set(texts))
+    if distinct and _PLAIN(",".join(distinct)):  # looked at together, as they nearly always may be
+        return "('" + "','".join(distinct) + "')"
+    return f"({','.join(map(name, distinct)) or 'NULL'})"
 
 
 def text_of(value: bytes | str | None) -> str | None:

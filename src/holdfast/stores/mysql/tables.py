@@ -110,14 +110,14 @@ class Tables(msgspec.Struct, frozen=True):
         """The table, to be read by job ids. The index is named: old statistics must not lead to a walk through it."""
         return f"{self.ns}_{table} {alias} FORCE INDEX ({'by_id' if table == 'ready' else 'PRIMARY'})"
 
-    def drop(self, table: str, ids: Sequence[JobId]) -> str:
-        """The statement that takes jobs out of a table."""
-        return f"DELETE j FROM {self.by_id(table, 'j')} WHERE j.id IN {names(ids)}"
+    def drop(self, table: str, wanted: str) -> str:
+        """The statement that takes jobs out of a table: those of a list that `names` made."""
+        return f"DELETE j FROM {self.by_id(table, 'j')} WHERE j.id IN {wanted}"
 
     def transfer(self, source: str, target: str, moves: Sequence[Move], now: int) -> Iterator[str]:
         """The statements that carry out moves of jobs from one table to another, each at most so long."""
         yield from self._copy(source, target, moves, now)
-        yield self.drop(source, [move.job_id for move in moves])
+        yield self.drop(source, names(move.job_id for move in moves))
 
     def _copy(self, source: str, target: str, moves: Sequence[Move], now: int) -> Iterator[str]:
         changes = _TO_ENDED if target == "ended" else _TO_READY
@@ -130,20 +130,23 @@ class Tables(msgspec.Struct, frozen=True):
                 f"JOIN {self.by_id(source, 's')} ON s.id = m.id"
             )
 
-    def end_well(self, moves: Sequence[Move], now: int) -> Iterator[str]:
-        """The statements that end jobs in flight whose leases were compared, those that are alike in one go."""
+    def end_well(self, moves: Sequence[Move], wanted: str, now: int) -> Iterator[str]:
+        """The statements that end jobs in flight whose leases were compared, those that are alike in one go.
+
+        `wanted` is what `names` makes of them.
+        """
         by_kind: dict[tuple[Any, ...], list[Move]] = {}
         for move in moves:
             by_kind.setdefault(_written(move), []).append(move)
         for alike in by_kind.values():
             if len({move.result for move in alike}) == 1:
-                yield self._end_alike(alike, now)
+                some = wanted if len(by_kind) == 1 else names(move.job_id for move in alike)
+                yield self._end_alike(alike[0], some, now)
             else:
                 yield from self._copy("in_flight", "ended", alike, now)
-        yield self.drop("in_flight", [move.job_id for move in moves])
+        yield self.drop("in_flight", wanted)
 
-    def _end_alike(self, moves: Sequence[Move], now: int) -> str:
-        one = moves[0]
+    def _end_alike(self, one: Move, wanted: str, now: int) -> str:
         written: dict[str, Value] = {
             "state": one.to.value,
             "reason": one.reason.value,
@@ -161,7 +164,7 @@ class Tables(msgspec.Struct, frozen=True):
         return (
             f"INSERT INTO {self.ns}_ended ({quoted(ENDED)}) "
             f"SELECT {', '.join(values.get(column, f's.`{column}`') for column in ENDED)} "
-            f"FROM {self.by_id('in_flight', 's')} WHERE s.id IN {names(move.job_id for move in moves)}"
+            f"FROM {self.by_id('in_flight', 's')} WHERE s.id IN {wanted}"
         )
 
     def count(self, changes: Mapping[tuple[str, str], int]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
 from holdfast.job import ENDED, JobId, Key, NewJob, State
 from holdfast.lifecycle import Applied, KeyChange, Move, Standing, judge
 from holdfast.stores.rows import IDENTITY, reason_of, state_of
@@ -42,6 +44,52 @@ def _may_be_one_run(moves: Sequence[Move], alike: Iterable[Sequence[Move]]) -> b
 
 def _filled_up(ids: Sequence[JobId]) -> list[JobId | None]:
     return [*ids, *[None] * (size_for(len(ids)) - len(ids))]
+
+
+class _Copies(msgspec.Struct, frozen=True, gc=False):
+    """Moves of one statement that copies jobs to the ended ones: they differ in their jobs and results alone."""
+
+    first: Move
+    count: int
+    rows: str
+    values: list[Any]
+
+
+class _Run(msgspec.Struct, frozen=True, gc=False):
+    """Moves of distinct jobs, and those among them that are to be settled together."""
+
+    moves: Sequence[Move]
+    plain: int
+    copies: Sequence[_Copies]
+    ids: Sequence[list[JobId | None]]
+
+
+Prepared = Sequence[_Run]
+"""Moves as `apply_prepared` takes them."""
+
+
+def prepare(moves: Sequence[Move]) -> Prepared:
+    """All that can be done for moves before the transaction, in which everybody else waits."""
+    alike = _alike(moves)
+    if _may_be_one_run(moves, alike):
+        return [_prepare_run(moves, alike)]
+    return [_prepare_run(run, _alike(run)) for run in runs_of_distinct_jobs(moves)]
+
+
+def _prepare_run(moves: Sequence[Move], alike: Iterable[Sequence[Move]]) -> _Run:
+    plain = [group for group in alike if ends_well(group[0])]
+    ids = [move.job_id for group in plain for move in group]
+    return _Run(
+        moves,
+        len(ids),
+        [_prepare_copies(piece) for group in plain for piece in pieces(group)],
+        [_filled_up(some) for some in pieces(ids)],
+    )
+
+
+def _prepare_copies(moves: Sequence[Move]) -> _Copies:
+    rows = [(move.job_id, move.result) for move in moves]
+    return _Copies(moves[0], len(rows), value_rows(size_for(len(rows)), 2), padded(rows, len(rows), 2))
 
 
 class Settlements:
@@ -92,62 +140,60 @@ class Settlements:
 
     def apply(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:
         """See `Store.apply`."""
-        alike = _alike(moves)
-        if _may_be_one_run(moves, alike):
-            return self._apply_run(db, moves, alike, now)
-        return [answer for run in runs_of_distinct_jobs(moves) for answer in self._apply_run(db, run, _alike(run), now)]
+        return self.apply_prepared(db, prepare(moves), now)
 
-    def _apply_run(
-        self, db: Database, moves: Sequence[Move], alike: Iterable[Sequence[Move]], now: int
-    ) -> list[Applied]:
+    def apply_prepared(self, db: Database, prepared: Prepared, now: int) -> list[Applied]:
+        """See `Store.apply`."""
+        if len(prepared) == 1:
+            return self._apply_run(db, prepared[0], now)
+        return [answer for run in prepared for answer in self._apply_run(db, run, now)]
+
+    def _apply_run(self, db: Database, run: _Run, now: int) -> list[Applied]:
         """Nearly always, nearly all are jobs that ended well: those are settled together, if every guard holds."""
-        plain = [group for group in alike if ends_well(group[0])]
-        if not plain or not self._end(db, plain, now):
-            return self.apply_distinct(db, moves, now)
-        if sum(map(len, plain)) == len(moves):
-            return [Applied.APPLIED] * len(moves)
-        answers = iter(self.apply_distinct(db, [move for move in moves if not ends_well(move)], now))
-        return [Applied.APPLIED if ends_well(move) else next(answers) for move in moves]
+        if not run.plain or not self._end(db, run, now):
+            return self.apply_distinct(db, run.moves, now)
+        if run.plain == len(run.moves):
+            return [Applied.APPLIED] * run.plain
+        answers = iter(self.apply_distinct(db, [move for move in run.moves if not ends_well(move)], now))
+        return [Applied.APPLIED if ends_well(move) else next(answers) for move in run.moves]
 
-    def _end(self, db: Database, groups: Sequence[Sequence[Move]], now: int) -> bool:
+    def _end(self, db: Database, run: _Run, now: int) -> bool:
         """End these jobs, each group alike, if each is held by its move's session, which is open: then `judge` would
         say `APPLIED`. Else nothing is changed (False).
 
         They are copied as their guards are compared, in one step over the rows. What a guard keeps back is missing in
         the number of the copies, and then those are taken away again.
         """
-        sessions = {group[0].session_id for group in groups}
+        sessions = {copies.first.session_id for copies in run.copies}
         if self._queries.open_among(db, sessions) != sessions:
             return False
-        ids = [move.job_id for group in groups for move in group]
-        if any(self._copy(db, piece, now) != len(piece) for group in groups for piece in pieces(group)):
-            self._take_back(db, ids)
+        if any(self._copy(db, copies, now) != copies.count for copies in run.copies):
+            self._take_back(db, run)
             return False
-        for some in pieces(ids):
-            db.execute(f"DELETE FROM {self._ns}_live WHERE id IN ({marks(size_for(len(some)))})", _filled_up(some))
+        for ids in run.ids:
+            db.execute(f"DELETE FROM {self._ns}_live WHERE id IN ({marks(len(ids))})", ids)
         totals: Counter[tuple[str, State]] = Counter()
-        for group in groups:
-            totals[group[0].queue, group[0].to] += len(group)
+        for copies in run.copies:
+            totals[copies.first.queue, copies.first.to] += copies.count
         self.count(db, totals)
         return True
 
-    def _copy(self, db: Database, moves: Sequence[Move], now: int) -> int:
+    def _copy(self, db: Database, copies: _Copies, now: int) -> int:
         """Copy those of these jobs to the ended ones whose guards hold. How many."""
-        first = moves[0]
-        rows = [(move.job_id, move.result) for move in moves]
+        first = copies.first
         into, copied = self._end_alike
         return db.execute(
-            f"{into}{value_rows(size_for(len(rows)), 2)}{copied}",
-            [*padded(rows, len(rows), 2), *_written(first), now, now, first.version, first.session_id, first.queue],
+            f"{into}{copies.rows}{copied}",
+            [*copies.values, *_written(first), now, now, first.version, first.session_id, first.queue],
         ).rowcount
 
-    def _take_back(self, db: Database, ids: Sequence[JobId]) -> None:
+    def _take_back(self, db: Database, run: _Run) -> None:
         """Remove the copies of jobs that are still live. One that had ended before has no live row, and stays."""
-        for some in pieces(ids):
+        for ids in run.ids:
             db.execute(
-                f"""DELETE FROM {self._ns}_ended WHERE id IN ({marks(size_for(len(some)))})
+                f"""DELETE FROM {self._ns}_ended WHERE id IN ({marks(len(ids))})
                     AND EXISTS (SELECT 1 FROM {self._ns}_live job WHERE job.id = {self._ns}_ended.id)""",
-                _filled_up(some),
+                ids,
             )
 
     def apply_distinct(self, db: Database, moves: Sequence[Move], now: int) -> list[Applied]:

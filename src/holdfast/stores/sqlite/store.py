@@ -41,6 +41,7 @@ from holdfast.stores.sqlite.file import check_options, create_private, refuse_ne
 from holdfast.stores.sqlite.guest import GuestConnection, write_on
 from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
+from holdfast.stores.sqlite.settlements import prepare
 from holdfast.stores.sqlite.verbs import Verbs
 from holdfast.stores.sqlite.writer import Writer, store_error
 from holdfast.stores.threads import on_thread
@@ -48,12 +49,10 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
-_WATCH_INTERVAL = 0.005
-_IDLE_WATCH_INTERVAL = 0.025
-_LOOKS_UNTIL_IDLE = 50
+_WATCH_PAUSES = (0.005,) * 30 + (0.025,) * 30 + (0.04,)
+"""Seconds before each look of the watcher, from the last one that showed a commit of others; the last is for ever."""
 _LOOKS_WITHOUT_WAITER = 20
-"""How often the watcher looks: while others commit, and after so many looks in which nobody did. It ends when so many
-looks found nobody waiting."""
+"""The watcher ends when so many looks found nobody waiting."""
 
 
 class _Opened(msgspec.Struct, frozen=True, eq=False):
@@ -90,10 +89,8 @@ class SqliteStore:
         check_options(path, namespace=namespace, durability=durability, timeout=timeout)
         self.path = Path(path).absolute()
         self._durable, self._create = durability == "full", create
-        self._timeout = timeout
-        self._namespace = namespace
-        self._ports = ports
-        self._clock = ports.clock
+        self._namespace, self._timeout = namespace, timeout
+        self._ports, self._clock = ports, ports.clock
         self._verbs = Verbs(namespace)
         self._hub = WakeupHub()
         self._opened: _Opened | None = None
@@ -290,12 +287,13 @@ class SqliteStore:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         """See `Store.claim`."""
-        return await self._write(lambda db: self._verbs.claim(db, request, self._clock.now()))
+        return (await self._write(lambda db: self._verbs.claim(db, request, self._clock.now()))).claimed()
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply`."""
+        prepared = prepare(moves)
         try:
-            answers = await self._write(lambda db: self._verbs.apply(db, moves, self._clock.now()))
+            answers = await self._write(lambda db: self._verbs.apply_prepared(db, prepared, self._clock.now()))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [move.job_id for move in moves]) from error
         self._hub.notify(queues_fed(moves))
@@ -384,14 +382,14 @@ class SqliteStore:
         """Turn the commits of other processes into wake-ups, for as long as somebody waits."""
         quiet = 0
         while True:
-            self._clock.pause(_WATCH_INTERVAL if quiet < _LOOKS_UNTIL_IDLE else _IDLE_WATCH_INTERVAL)
+            self._clock.pause(_WATCH_PAUSES[min(quiet, len(_WATCH_PAUSES) - 1)])
             quiet += 1
             try:
                 if self._others_committed():
                     self._hub.notify()
                     quiet = 0
             except Exception:
-                quiet = _LOOKS_UNTIL_IDLE  # whatever it was: whoever waits needs the next look, and polls meanwhile
+                quiet = len(_WATCH_PAUSES)  # whatever it was: whoever waits needs the next look, and polls meanwhile
             with self._watching:
                 self._patience = _LOOKS_WITHOUT_WAITER if self._hub else self._patience - 1
                 if self._patience < 0:

@@ -20,11 +20,10 @@ from holdfast.store import (
     MOST_PER_CALL,
     Beat,
     CancelAnswer,
-    Claimed,
     ClaimRequest,
     Session,
 )
-from holdfast.stores.sqlite.claims import Claims
+from holdfast.stores.sqlite.claims import Claims, Taken
 from holdfast.stores.sqlite.database import Database, marks
 from holdfast.stores.sqlite.inserts import Inserts
 from holdfast.stores.sqlite.queries import Queries
@@ -43,6 +42,7 @@ class Verbs:
         self.insert = inserts.insert
         self.insert_plain = inserts.insert_plain
         self.apply = self._settlements.apply
+        self.apply_prepared = self._settlements.apply_prepared
 
     # Sessions.
 
@@ -81,7 +81,7 @@ class Verbs:
 
     # The life of a claim.
 
-    def claim(self, db: Database, request: ClaimRequest, now: int) -> Claimed:
+    def claim(self, db: Database, request: ClaimRequest, now: int) -> Taken:
         """See `Store.claim`."""
         if not self.queries.open_among(db, [request.session_id]):
             raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
