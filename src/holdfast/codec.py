@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from holdfast.errors import InvalidOption, InvalidPayload, PayloadTooLarge, shown
 
@@ -65,6 +65,8 @@ class Signature:
             parameter.name for parameter in self._parameters if parameter.default is parameter.empty
         )
         self._names = frozenset(parameter.name for parameter in self._parameters)
+        self.all_given = len(self._required) == len(self._positional) == len(self._parameters)
+        """Whether each argument always travels and may be given by its place: `decode_in_order` is enough then."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -174,16 +176,14 @@ class Signature:
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         """The keyword arguments for the handler, or `InvalidPayload` if they do not fit its annotations."""
-        decoder = self._decoder  # it may raise, too, and that is another mistake
-        try:
-            arguments = asdict(decoder.decode(payload))
-        except MemoryError:
-            raise
-        except Exception as error:  # the `__post_init__` of an annotated type may raise anything
-            raise _invalid(error) from error
+        arguments = asdict(_decode(self._decoder, payload))
         if len(self._required) == len(arguments):
             return arguments
         return {name: value for name, value in arguments.items() if value is not msgspec.UNSET}
+
+    def decode_in_order(self, payload: bytes) -> tuple[Any, ...]:
+        """The same as positional arguments, where all are given (`all_given`). Quicker to make and to call with."""
+        return astuple(_decode(self._decoder, payload))
 
     def decode_result(self, result: bytes) -> Any:
         """What the handler returned, by its own return annotation."""

@@ -312,9 +312,7 @@ class MemoryStore:
             return Claimed(claimed, now, None if next_due is None else next_due - now)
 
     def _hand_over(self, jobs: Sequence[Job], session_id: SessionId, now: int) -> list[Job]:
-        if not jobs:
-            return []
-        held, stored, handed = self._held[session_id], self._jobs, []
+        held, handed = self._held, []
         for job in jobs:
             claimed = replace(
                 job,
@@ -325,8 +323,8 @@ class MemoryStore:
                 claimed_at=now,
                 progress=None,
             )
-            stored[job.id] = claimed
-            held[job.id] = None
+            held[session_id][job.id] = None
+            self._jobs[job.id] = claimed
             handed.append(claimed)
         return handed
 

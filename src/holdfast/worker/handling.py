@@ -26,7 +26,7 @@ from holdfast.worker.context import CurrentJob, Stop, enter
 Middleware = Callable[[CurrentJob], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 """Called once per job. What it returns is entered before the handler and left after it, whatever happened."""
 
-_DONE = Succeeded()
+NOTHING_RETURNED = Succeeded()
 """What most handlers make of their job: they return, and return nothing."""
 
 
@@ -41,9 +41,9 @@ class Handling(msgspec.Struct, frozen=True):
         """Run a coroutine function on this loop. The calling task is the job's own: cancelling it stops the job."""
         enter(current)
         try:
-            arguments = spec.signature.decode(job.payload)
             if not self.middleware:
-                return self._succeeded(await spec.function(**arguments), job)
+                return self._succeeded(await called(spec, job), job)
+            arguments = spec.signature.decode(job.payload)  # first: what it does not fit opens nothing
             returned, result = False, None
             async with AsyncExitStack() as stack:
                 for opened in self._opened(current):
@@ -61,9 +61,9 @@ class Handling(msgspec.Struct, frozen=True):
         """Run a plain function on this thread, in a context of its own."""
         enter(current)
         try:
-            arguments = spec.signature.decode(job.payload)
             if not self.middleware:
-                return self._succeeded(spec.function(**arguments), job)
+                return self._succeeded(called(spec, job), job)
+            arguments = spec.signature.decode(job.payload)  # first: what it does not fit opens nothing
             returned, result = False, None
             with ExitStack() as stack:
                 for opened in self._opened(current):
@@ -86,7 +86,7 @@ class Handling(msgspec.Struct, frozen=True):
 
     def _succeeded(self, result: Any, job: Job) -> HandlerOutcome:
         if result is None:
-            return _DONE
+            return NOTHING_RETURNED
         try:
             return Succeeded(encode_result(result, self.max_result))
         except Exception as error:
@@ -119,6 +119,14 @@ class Handling(msgspec.Struct, frozen=True):
         if isinstance(error, Retry):
             return Failed(failure, retry_after=error.after)
         return Failed(failure, permanent=isinstance(error, (GiveUp, InvalidPayload, *spec.options.permanent)))
+
+
+def called(spec: TaskSpec, job: Job) -> Any:
+    """What the function returns for the job's arguments."""
+    signature = spec.signature
+    if signature.all_given:
+        return spec.function(*signature.decode_in_order(job.payload))
+    return spec.function(**signature.decode(job.payload))
 
 
 def stopped(stop: Stop, spec: TaskSpec, at: int, attempt: int) -> Failure:

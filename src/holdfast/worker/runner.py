@@ -30,8 +30,8 @@ from holdfast.ports import MICROSECONDS, Ports
 from holdfast.registry import Registry, TaskSpec
 from holdfast.store import Store
 from holdfast.worker.board import Board
-from holdfast.worker.context import CurrentJob, Stop
-from holdfast.worker.handling import Handling
+from holdfast.worker.context import CurrentJob, Stop, Surroundings
+from holdfast.worker.handling import NOTHING_RETURNED, Handling
 from holdfast.worker.holding import Holding
 from holdfast.worker.settler import Settler
 from holdfast.worker.threads import HandlerThreads
@@ -68,6 +68,8 @@ class _Plan(msgspec.Struct, frozen=True):
     isolated: bool
     timeout: float
     hard_timeout: float
+    first_limit: float
+    """The smaller of the two."""
     policy: RetryPolicy
 
 
@@ -130,7 +132,7 @@ class Runner:
         self._threads: HandlerThreads[Outcome] = HandlerThreads(ports, "holdfast-handler")
         self._monotonic = ports.clock.monotonic
         self._routine = hears_routine(listener)
-        self._keep_note = self._note
+        self._surroundings = Surroundings(store, ports, self._note)
         self._turning = False
         self._last_start = self._last_fed = self._measured_at = ports.clock.monotonic()
         self._finished = 0
@@ -194,22 +196,15 @@ class Runner:
         plan = self._plans.get(job.task) or self._plan(job)
         if plan is None:
             return math.inf
-        place = self._board.take()
-        current = CurrentJob(job, self._store, self._ports, is_async=plan.is_async, noted=self._keep_note)
-        soft_deadline, hard_deadline = now + plan.timeout, now + plan.hard_timeout
-        running = self.running[place] = Running(job, plan, current, place, now, soft_deadline, hard_deadline)
-        isolated = plan.isolated or job.suspect
-        if isolated:
-            running.begun, running.soft_deadline, running.hard_deadline = False, math.inf, math.inf
-        else:
-            self._board.start(place, job.id, job.version, hard_deadline)
+        current = CurrentJob(job, self._surroundings, plan.is_async)
+        if plan.isolated or job.suspect:
+            self._start_isolated(job, plan, current, now)
+            return math.inf
+        hard_deadline = now + plan.hard_timeout
+        place = self._board.begin(job.id, job.version, hard_deadline)
+        running = self.running[place] = Running(job, plan, current, place, now, now + plan.timeout, hard_deadline)
         if self._routine:
             self._tell_started(job)
-        if isolated:
-            # By a callback, too: one that is cancelled before its first step never gets that far.
-            running.task = self._loop.create_task(self._run_isolated(running), context=self._context.copy())
-            running.task.add_done_callback(partial(self._ended, running), context=self._own_context)
-            return math.inf
         if plan.is_async:
             running.task = self._loop.create_task(self._run_async(running), context=self._context.copy())
         else:
@@ -218,7 +213,16 @@ class Runner:
                 self._threads.submit(call, partial(self._finish, running))
             except RuntimeError:
                 self._loop.call_later(_NO_THREAD_PAUSE, self._finish, running, Released())
-        return min(soft_deadline, hard_deadline)
+        return now + plan.first_limit
+
+    def _start_isolated(self, job: Job, plan: _Plan, current: CurrentJob, now: float) -> None:
+        place = self._board.take()
+        running = self.running[place] = Running(job, plan, current, place, now, math.inf, math.inf, begun=False)
+        if self._routine:
+            self._tell_started(job)
+        # By a callback, too: one that is cancelled before its first step never gets that far.
+        running.task = self._loop.create_task(self._run_isolated(running), context=self._context.copy())
+        running.task.add_done_callback(partial(self._ended, running), context=self._own_context)
 
     def _tell_started(self, job: Job) -> None:
         waited = max(0, (job.claimed_at or job.run_at) - job.run_at) / MICROSECONDS
@@ -261,8 +265,11 @@ class Runner:
             return  # it was left behind: its job is settled, and its place has another
         del self.running[running.place]
         self._finished += 1
-        self._leave(running, outcome, self._monotonic() - running.started)
-        self._turn_soon()
+        # Nobody hears of a success how long it took who does not hear of successes.
+        quiet = outcome is NOTHING_RETURNED and not self._routine
+        self._leave(running, outcome, 0.0 if quiet else self._monotonic() - running.started)
+        if not self._turning:
+            self._turn_soon()
 
     def _turn_soon(self) -> None:
         if not self._turning:
@@ -279,7 +286,7 @@ class Runner:
         self._board.end(running.place)
         if self._noted:
             self._noted.pop(running.job.lease, None)
-        self._settler.add(running.job, outcome, running.plan.policy, seconds=seconds, cancel_asked=running.cancel_asked)
+        self._settler.add(running.job, outcome, running.plan.policy, seconds, running.cancel_asked)
 
     def _plan(self, job: Job) -> _Plan | None:
         try:
@@ -292,12 +299,15 @@ class Runner:
             self._settler.add(job, outcome, self._settings.policy())
             return None
         options = spec.options
+        timeout = math.inf if options.timeout is None else options.timeout
+        hard_timeout = math.inf if options.hard_timeout is None else options.hard_timeout
         plan = self._plans[job.task] = _Plan(
             spec,
             spec.is_async,
             options.isolation == "process",
-            math.inf if options.timeout is None else options.timeout,
-            math.inf if options.hard_timeout is None else options.hard_timeout,
+            timeout,
+            hard_timeout,
+            min(timeout, hard_timeout),
             self._settings.policy(options.backoff),
         )
         return plan
