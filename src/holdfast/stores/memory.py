@@ -338,8 +338,7 @@ class MemoryStore:
         return answers
 
     def _standing(self, job: Job) -> Standing:
-        session = self._sessions.get(job.session_id or "")
-        is_open = session is not None and session.open
+        is_open = (session := self._sessions.get(job.session_id or "")) is not None and session.open
         return Standing(job.state, job.reason, job.version, job.session_id, is_open, job.cancel_asked)
 
     def _apply_one(self, move: Move, now: int) -> Applied:
@@ -386,8 +385,7 @@ class MemoryStore:
         return _APPLIED
 
     def _let_go(self, job: Job) -> None:
-        holder = job.session_id or ""
-        held = self._held[holder]
+        held = self._held[holder := job.session_id or ""]
         del held[job.id]
         if not held:
             del self._held[holder]

@@ -18,7 +18,7 @@ from holdfast.errors import InvalidOption, InvalidPayload
 from holdfast.failures import RESULT_NOT_KEPT, Failure, capture
 from holdfast.job import Job
 from holdfast.lifecycle import Failed, HandlerOutcome, Released, Snoozed, Succeeded
-from holdfast.ports import Clock
+from holdfast.ports import Clock, Ports
 from holdfast.registry import TaskSpec
 from holdfast.signals import GiveUp, Retry, Snooze
 from holdfast.worker.context import CurrentJob, Stop, enter
@@ -136,3 +136,9 @@ def stopped(stop: Stop, spec: TaskSpec, at: int, attempt: int) -> Failure:
             at, attempt, "TimeoutError", f"the handler ran longer than its timeout of {spec.options.timeout:g} s"
         )
     return Failure(at, attempt, "CancelledError", f"the handler was stopped: {stop.value}")
+
+
+def hard_timeout_failure(job: Job, limit: float, ports: Ports) -> Failure:
+    """The failure of a job that ran past its hard limit."""
+    message = f"the handler ran past its hard limit of {limit:g} s and did not stop"
+    return Failure(ports.clock.now(), job.attempt + 1, "HardTimeout", message)

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.config import WorkerSettings
 from holdfast.errors import UnknownTask
 from holdfast.events import HandlerStuck, JobStarted, Listener, TaskUnknown, hears_routine, tell
-from holdfast.failures import Failure, capture
+from holdfast.failures import capture
 from holdfast.job import Job, Lease
 from holdfast.lifecycle import Failed, Outcome, Released, Snoozed
 from holdfast.policy import RetryPolicy
@@ -31,7 +31,8 @@ from holdfast.registry import Registry, TaskSpec
 from holdfast.store import Store
 from holdfast.worker.board import Board
 from holdfast.worker.context import CurrentJob, Stop, Surroundings
-from holdfast.worker.handling import NOTHING_RETURNED, Handling
+from holdfast.worker.event_loop import makes_plain_tasks
+from holdfast.worker.handling import NOTHING_RETURNED, Handling, hard_timeout_failure
 from holdfast.worker.holding import Holding
 from holdfast.worker.settler import Settler
 from holdfast.worker.threads import HandlerThreads
@@ -133,7 +134,7 @@ class Runner:
         self._monotonic = ports.clock.monotonic
         self._routine = hears_routine(listener)
         self._surroundings = Surroundings(store, ports, self._note)
-        self._turning = False
+        self._turning = self._plain_tasks = False
         self._last_start = self._last_fed = self._measured_at = ports.clock.monotonic()
         self._finished = 0
         self._rate = 0.0
@@ -180,6 +181,7 @@ class Runner:
     def _pump(self) -> None:
         """Start jobs until all slots are taken, or none is left."""
         buffer = self._buffer
+        self._plain_tasks = makes_plain_tasks(self._loop)
         while not self.stopping and (count := min(len(buffer), self.free)) > 0:
             jobs = [buffer.popleft() for _ in range(count)]
             startable = self._holding.start(jobs)
@@ -206,7 +208,11 @@ class Runner:
         if self._routine:
             self._tell_started(job)
         if plan.is_async:
-            running.task = self._loop.create_task(self._run_async(running), context=self._context.copy())
+            work, context = self._run_async(running), self._context.copy()
+            if self._plain_tasks:  # with its name at once, which uvloop would make twice
+                running.task = asyncio.Task(work, loop=self._loop, name=job.id, context=context)
+            else:
+                running.task = self._loop.create_task(work, name=job.id, context=context)
         else:
             call = partial(self._context.copy().run, self._handling.call_plain, plan.spec, job, current)
             try:
@@ -272,9 +278,8 @@ class Runner:
             self._turn_soon()
 
     def _turn_soon(self) -> None:
-        if not self._turning:
-            self._turning = True
-            self._loop.call_soon(self._turn, context=self._own_context)
+        self._turning = True
+        self._loop.call_soon(self._turn, context=self._own_context)
 
     def _turn(self) -> None:
         """Give the free slots to others, once for all jobs that have ended since the last time."""
@@ -359,7 +364,8 @@ class Runner:
             running.task.cancel()
         self._leave(running, Failed(hard_timeout_failure(job, limit, self._ports)), limit)
         self._stuck()
-        self._turn_soon()
+        if not self._turning:
+            self._turn_soon()
 
     # What others ask.
 
@@ -442,9 +448,3 @@ class Runner:
             self._watch.cancel()
         self._threads.close()
         await self._isolation.close()
-
-
-def hard_timeout_failure(job: Job, limit: float, ports: Ports) -> Failure:
-    """The failure of a job that ran past its hard limit."""
-    message = f"the handler ran past its hard limit of {limit:g} s and did not stop"
-    return Failure(ports.clock.now(), job.attempt + 1, "HardTimeout", message)
