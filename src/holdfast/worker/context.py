@@ -142,6 +142,5 @@ def current() -> CurrentJob:
         raise NotInJob("current() only works inside a handler that a worker runs") from None
 
 
-def enter(job: CurrentJob) -> None:
-    """Make it the current job of this context. The caller runs each job in a context of its own."""
-    _current.set(job)
+enter: Callable[[CurrentJob], object] = _current.set
+"""Makes it the current job of this context. The caller runs each job in a context of its own."""
