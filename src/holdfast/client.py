@@ -144,7 +144,7 @@ class Client:
             return await self._insert(new, connection)
         inserting = asyncio.ensure_future(self._insert(new, None))
         try:
-            await asyncio.sleep(0)  # now it has sent what it has to send, unless it must connect first
+            await self.ports.clock.sleep(0)  # now it has sent what it has to send, unless it must connect first
             batch.read_ahead()
         except BaseException:
             inserting.cancel()

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from holdfast.errors import InvalidOption, InvalidPayload, PayloadTooLarge, shown
 
@@ -65,8 +65,8 @@ class Signature:
             parameter.name for parameter in self._parameters if parameter.default is parameter.empty
         )
         self._names = frozenset(parameter.name for parameter in self._parameters)
-        self._is_plain = len(self._positional) == len(self._required) == len(self._parameters)
-        """Whether every argument must be given, and may be given by its place."""
+        self.all_given = len(self._required) == len(self._positional) == len(self._parameters)
+        """Whether each argument always travels and may be given by its place: the short ways are enough then."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -100,7 +100,7 @@ class Signature:
                     # An argument that was left out takes the handler's own default when it runs.
                     fields.append((parameter.name, kind | msgspec.UnsetType, msgspec.UNSET))
             arguments = msgspec.defstruct(
-                "Arguments", fields, kw_only=not self._is_plain, forbid_unknown_fields=True, module=__name__
+                "Arguments", fields, kw_only=not self.all_given, forbid_unknown_fields=True, module=__name__
             )
             return msgspec.json.Decoder(arguments)
         except (TypeError, NameError) as error:
@@ -149,7 +149,7 @@ class Signature:
 
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int = DEFAULT_PAYLOAD_LIMIT) -> bytes:
         """What `encode` makes of what `bind` makes of them, with the same errors."""
-        if self._is_plain and not kwargs and len(args) == len(self._positional) and not self._mentions_sets:
+        if self.all_given and not kwargs and len(args) == len(self._positional) and not self._mentions_sets:
             # The usual case, without a dictionary of what was given and another of what arrives.
             try:
                 decoder = self._decoder
@@ -188,16 +188,20 @@ class Signature:
 
     def decode(self, payload: bytes) -> dict[str, Any]:
         """The keyword arguments for the handler, or `InvalidPayload` if they do not fit its annotations."""
-        decoder = self._decoder  # it may raise, too, and that is another mistake
-        try:
-            arguments = asdict(decoder.decode(payload))
-        except MemoryError:
-            raise
-        except Exception as error:  # the `__post_init__` of an annotated type may raise anything
-            raise _invalid(error) from error
+        arguments = asdict(_decode(self._decoder, payload))
         if len(self._required) == len(arguments):
             return arguments
         return {name: value for name, value in arguments.items() if value is not msgspec.UNSET}
+
+    def decode_in_order(self, payload: bytes) -> tuple[Any, ...]:
+        """The same as positional arguments, where all are given (`all_given`). Quicker to make and to call with."""
+        decoder = self._decoder
+        try:
+            return astuple(decoder.decode(payload))
+        except MemoryError:
+            raise
+        except Exception as error:  # as in `_decode`; one call less for every job
+            raise _invalid(error) from error
 
     def decode_result(self, result: bytes) -> Any:
         """What the handler returned, by its own return annotation."""

@@ -167,6 +167,8 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
 _IN_FLIGHT = frozenset({State.IN_FLIGHT})
 _READY = frozenset({State.READY})
 _FREES_KEY = frozenset({State.FAILED, State.CANCELLED})
+_APPLIED = Applied.APPLIED
+"""For what is done with every job: looking up a member of an enumeration costs as much as a comparison."""
 _ACK = Move(
     job_id="",
     queue="",
@@ -193,7 +195,20 @@ def settle(job: Job, outcome: Outcome, policy: RetryPolicy, random: Random, *, c
     Ack beats a cancel that was asked; every other end of a job that was to be cancelled is `cancelled`.
     """
     if isinstance(outcome, Succeeded):
-        return _ack(job, outcome)
+        history = job.failure_history
+        return replace(
+            _ACK,
+            job_id=job.id,
+            queue=job.queue,
+            version=job.version,
+            session_id=job.session_id,
+            attempt=job.attempt + 1,
+            failures=job.failures,
+            crashes=job.crashes,
+            snoozes=job.snoozes,
+            failure_history=append_failures(history, (outcome.failure,)) if outcome.failure else history,
+            result=outcome.result,
+        )
     cancel_asked = cancel_asked or job.cancel_asked
     to, reason = State.READY, Reason.RELEASED
     attempt, failures, crashes, snoozes, suspect = (
@@ -259,23 +274,6 @@ def settle(job: Job, outcome: Outcome, policy: RetryPolicy, random: Random, *, c
         failure_history=append_failures(job.failure_history, new_failures),
         delay=delay if to is State.READY else None,
         key_change=KeyChange.FREE if to in _FREES_KEY else KeyChange.KEEP,
-    )
-
-
-def _ack(job: Job, outcome: Succeeded) -> Move:
-    history = job.failure_history
-    return replace(
-        _ACK,
-        job_id=job.id,
-        queue=job.queue,
-        version=job.version,
-        session_id=job.session_id,
-        attempt=job.attempt + 1,
-        failures=job.failures,
-        crashes=job.crashes,
-        snoozes=job.snoozes,
-        failure_history=append_failures(history, (outcome.failure,)) if outcome.failure else history,
-        result=outcome.result,
     )
 
 
@@ -351,7 +349,7 @@ def judge(move: Move, standing: Standing | None) -> Applied:
         return Applied.STALE
     if standing.cancel_asked and not move.despite_cancel:
         return Applied.CANCEL_ASKED
-    return Applied.APPLIED
+    return _APPLIED
 
 
 def _delay(seconds: float) -> int:

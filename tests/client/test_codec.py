@@ -851,3 +851,28 @@ def test_time_zones_go_through_as_the_same_moment() -> None:
     moment = datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=5, minutes=45)))
     signature = taking(datetime)
     assert signature.decode(signature.encode({"x": moment}))["x"] == moment
+
+
+# In order.
+
+
+def test_arguments_that_are_all_given_come_in_the_order_of_the_parameters() -> None:
+    def handler(zeta: int, alpha: date, mid: str) -> None: ...
+
+    signature = Signature(handler)
+    payload = signature.encode({"mid": "m", "alpha": date(2024, 2, 29), "zeta": 1})
+    assert signature.all_given
+    assert signature.decode_in_order(payload) == (1, date(2024, 2, 29), "m")
+    for broken in (b'{"zeta": "1", "alpha": "2024-02-29", "mid": "m"}', b'{"zeta": 1}', payload[:-1] + b',"more":1}'):
+        with pytest.raises(InvalidPayload):
+            signature.decode_in_order(broken)
+
+
+def test_a_default_or_a_keyword_only_parameter_is_not_given_by_its_place() -> None:
+    def with_default(a: int, b: int = 2) -> None: ...
+
+    def keyword_only(a: int, *, b: int) -> None: ...
+
+    def nothing() -> None: ...
+
+    assert [Signature(each).all_given for each in (with_default, keyword_only, nothing)] == [False, False, True]

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.errors import QueueClosed
-from holdfast.job import State
+from holdfast.job import Job, State
 from holdfast.lifecycle import Applied, Succeeded
 from holdfast.ports import SYSTEM, microseconds
 from holdfast.store import Checkpoint, DepthLimit, InsertStatus, all_sessions
@@ -20,6 +20,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.waiting import Line
 from holdfast.testing.suite import Rig
 from tests.store.harnesses import MemoryHarness
+from tests.unit.samples import claimed_job
 
 SOON = 10.0
 QUEUE = "default"
@@ -81,17 +82,20 @@ async def test_empty_lanes_are_dropped(rig: Rig, store: MemoryStore) -> None:
 def test_a_line_is_in_order_however_it_was_filled(strays: float) -> None:
     """Beside a sorted list, with entries taken out in between."""
     random = Random(strays)
-    line, expected = Line(), list[tuple[int, str]]()
+    line, expected, job = Line(), list[tuple[int, str, int, Job]](), claimed_job()
     for number in range(2000):
         due = random.randrange(2000) if random.random() < strays else number
-        entry = (due, f"{number:04}")
+        entry = (due, f"{number:04}", number, job)
         line.push(entry)
         insort(expected, entry)
         if random.random() < 0.4:
             assert line.first() == expected[0]
-            assert line.pop() == expected.pop(0)
+            most = random.randrange(1, 4)
+            assert line.take(most) == expected[:most]
+            del expected[:most]
         assert len(line) == len(expected)
-    assert [line.pop() for _ in range(len(line))] == expected
+    assert sorted(line) == expected
+    assert line.take(len(expected) + 1) == expected
     assert not line
 
 
@@ -119,6 +123,16 @@ async def test_the_depth_stays_true_through_a_compaction(rig: Rig, store: Memory
     answers = await store.insert(new, limits={QUEUE: DepthLimit(max_depth=kept + 1)})
     assert [answer.status for answer in answers] == [InsertStatus.CREATED, InsertStatus.FULL]
     assert store.snapshot()["depth"] == kept + 1
+
+
+async def test_a_job_that_takes_the_id_and_the_time_of_a_forgotten_one_is_claimed_itself(rig: Rig) -> None:
+    """The old entry, of a job that was cancelled and forgotten, is equal in time, id and version."""
+    job_id = await rig.add(payload=b'{"n":1}')
+    await rig.store.request_cancel([job_id])
+    assert await rig.store.forget([job_id]) == 1
+    await rig.add(id=job_id, payload=b'{"n":2}')
+    [job] = await rig.claim(await rig.session(), 9)
+    assert (job.id, job.payload) == (job_id, b'{"n":2}')
 
 
 async def test_a_cancelled_and_replayed_job_is_claimed_once(rig: Rig) -> None:

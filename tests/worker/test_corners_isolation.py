@@ -24,7 +24,7 @@ from holdfast.lifecycle import Crashed, Failed, Outcome, Succeeded
 from holdfast.ports import SYSTEM, Ports, Process, SystemSpawner
 from holdfast.store import ClaimRequest, Session
 from holdfast.worker import wire
-from holdfast.worker.context import CurrentJob, Stop
+from holdfast.worker.context import CurrentJob, Stop, Surroundings
 from holdfast.worker.isolated_process import IsolatedProcess
 from holdfast.worker.isolation import IsolatedPool
 from tests.worker import shop as importable
@@ -53,7 +53,7 @@ class Scene:
 
     def start(self, job: Job, *, hard_timeout: float | None = None, stop_at_once: Stop | None = None) -> Run:
         """Run the job, as the runner would. `stop_at_once`: and stop it in the moment after it has begun."""
-        run = Run(CurrentJob(job, self.app.store, SYSTEM, is_async=False, noted=self._note))
+        run = Run(CurrentJob(job, Surroundings(self.app.store, SYSTEM, self._note), is_async=False))
 
         def begun() -> None:
             if stop_at_once is not None:

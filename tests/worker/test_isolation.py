@@ -15,7 +15,7 @@ from holdfast.events import JobSettled
 from holdfast.job import Job, NewJob, enqueued
 from holdfast.lifecycle import Crashed, Outcome
 from holdfast.ports import SYSTEM
-from holdfast.worker.context import CurrentJob
+from holdfast.worker.context import CurrentJob, Surroundings
 from holdfast.worker.isolated_process import how_it_ended
 from holdfast.worker.isolation import IsolatedPool
 from tests.worker.bench import PATIENCE, Bench, Heard, failed, stored, wait_until
@@ -93,7 +93,7 @@ async def test_whoever_waits_for_a_job_hears_of_it_when_all_processes_are_ended(
     pool = IsolatedPool("tests.worker.shop:app", shop.app.tasks, ports=SYSTEM, listener=heard)
     payload = b'{"path": "%s", "seconds": 60}' % str(tmp_path / "begun").encode()
     job: Job = enqueued(NewJob(id=SYSTEM.ids.job_id(), task="endless_alone", payload=payload), 0)
-    current = CurrentJob(job, shop.app.store, SYSTEM, is_async=False, noted=lambda current: None)
+    current = CurrentJob(job, Surroundings(shop.app.store, SYSTEM, lambda current: None), is_async=False)
     begun = threading.Event()
     running: asyncio.Task[Outcome] = asyncio.create_task(pool.run(job, current, None, begun.set))
     while not begun.is_set():  # noqa: ASYNC110

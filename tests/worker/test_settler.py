@@ -483,6 +483,23 @@ async def test_who_does_not_care_for_routine_hears_of_the_rest(routine: bool, he
     assert bench.settler.counts == {"succeeded": 2, "retried": 1}
 
 
+@pytest.mark.parametrize(("routine", "heard"), [(True, ["plain", "odd"]), (False, ["odd"])])
+async def test_a_success_that_the_store_knew_already_is_as_routine_as_the_first(
+    routine: bool, heard: list[str]
+) -> None:
+    async def already(moves: Sequence[Move]) -> list[Applied]:
+        return [Applied.ALREADY] * len(moves)
+
+    bench = Bench(routine=routine)
+    bench.answer = already
+    bench.add("plain")
+    bench.add("odd", outcome=Succeeded(failure=BROKEN))
+    await bench.settle()
+    assert [event.job_id for event in bench.events if isinstance(event, JobSettled)] == heard
+    assert bench.settler.counts == {"succeeded": 2}
+    assert len(bench.holding) == 0
+
+
 async def test_a_store_that_answers_for_fewer_jobs_is_not_believed(bench: Bench) -> None:
     async def too_few(moves: Sequence[Move]) -> list[Applied]:
         return [Applied.APPLIED]
@@ -490,7 +507,7 @@ async def test_a_store_that_answers_for_fewer_jobs_is_not_believed(bench: Bench)
     bench.answer = too_few
     bench.add("a", "b")
     await bench.settle()
-    assert bench.ids() == [["a", "b"], ["b"]]
+    assert bench.ids() == [["a", "b"], ["a"], ["b"]]
     assert "shorter" in bench.failures()[0].error
 
 

@@ -29,7 +29,7 @@ from holdfast.lifecycle import HandlerOutcome, Released, Snoozed
 from holdfast.ports import SYSTEM
 from holdfast.registry import TaskSpec
 from holdfast.worker import wire
-from holdfast.worker.context import CurrentJob, Stop
+from holdfast.worker.context import CurrentJob, Stop, Surroundings
 from holdfast.worker.process_tree import die_with_parent
 
 
@@ -89,7 +89,7 @@ class _Isolated:
         except UnknownTask as error:
             # The worker knew it: it was registered after the modules were imported.
             return Snoozed(60.0, capture(error, at=SYSTEM.clock.now(), attempt=job.attempt + 1))
-        current = CurrentJob(job, app.store, SYSTEM, is_async=spec.is_async, noted=self._note)
+        current = CurrentJob(job, Surroundings(app.store, SYSTEM, self._note), spec.is_async)
         if spec.is_async:
             return self._runner.run(self._call(spec, job, current), context=contextvars.Context())
         self._begin(current, None)

@@ -307,23 +307,26 @@ class MemoryStore:
                 self._waiting.promote(queue, now)
                 groups = serving_order(self._waiting.lanes(queue), request.turn)
                 jobs += draw(groups, request.limit - len(jobs), self._waiting.pull)
-            claimed = tuple(self._hand_over(job, request.session_id, now) for job in jobs)
+            claimed = tuple(self._hand_over(jobs, request.session_id, now))
             next_due = now if len(claimed) == request.limit else self._waiting.next_due(queues)
             return Claimed(claimed, now, None if next_due is None else next_due - now)
 
-    def _hand_over(self, job: Job, session_id: SessionId, now: int) -> Job:
-        claimed = replace(
-            job,
-            state=_IN_FLIGHT,
-            reason=_CLAIMED,
-            session_id=session_id,
-            version=job.version + 1,
-            claimed_at=now,
-            progress=None,
-        )
-        self._jobs[job.id] = claimed
-        self._held[session_id][job.id] = None
-        return claimed
+    def _hand_over(self, jobs: Sequence[Job], session_id: SessionId, now: int) -> list[Job]:
+        held, handed = self._held, []
+        for job in jobs:
+            claimed = replace(
+                job,
+                state=_IN_FLIGHT,
+                reason=_CLAIMED,
+                session_id=session_id,
+                version=job.version + 1,
+                claimed_at=now,
+                progress=None,
+            )
+            held[session_id][job.id] = None
+            self._jobs[job.id] = claimed
+            handed.append(claimed)
+        return handed
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply`."""
@@ -335,8 +338,8 @@ class MemoryStore:
         return answers
 
     def _standing(self, job: Job) -> Standing:
-        open_session = self._is_open(job.session_id)
-        return Standing(job.state, job.reason, job.version, job.session_id, open_session, job.cancel_asked)
+        is_open = (session := self._sessions.get(job.session_id or "")) is not None and session.open
+        return Standing(job.state, job.reason, job.version, job.session_id, is_open, job.cancel_asked)
 
     def _apply_one(self, move: Move, now: int) -> Applied:
         job = self._jobs.get(move.job_id)
@@ -382,9 +385,9 @@ class MemoryStore:
         return _APPLIED
 
     def _let_go(self, job: Job) -> None:
-        holder = job.session_id or ""
-        del self._held[holder][job.id]
-        if not self._held[holder]:
+        held = self._held[holder := job.session_id or ""]
+        del held[job.id]
+        if not held:
             del self._held[holder]
 
     def apply_on(self, connection: object, moves: Sequence[Move]) -> list[Applied]:

@@ -34,7 +34,7 @@ from holdfast.sync import Portal
 from holdfast.tasks import FollowUps
 from holdfast.testing.expectations import arguments_of
 from holdfast.testing.recording import RecordingStore
-from holdfast.worker.context import CurrentJob, Stop
+from holdfast.worker.context import CurrentJob, Stop, Surroundings
 from holdfast.worker.handling import Handling, stopped
 from holdfast.worker.settler import settlement
 
@@ -86,7 +86,7 @@ class _RunningJob(CurrentJob):
     __slots__ = ("_deadline", "interrupt", "raised")
 
     def __init__(self, job: Job, spec: TaskSpec, store: RecordingStore, ports: Ports) -> None:
-        super().__init__(job, store, ports, is_async=spec.is_async, noted=lambda _: self._keep_progress(store))
+        super().__init__(job, Surroundings(store, ports, lambda _: self._keep_progress(store)), spec.is_async)
         self.raised: BaseException | None = None
         self.interrupt: Callable[[], object] = lambda: None
         self._deadline = math.inf if spec.options.timeout is None else _real_seconds() + spec.options.timeout

@@ -101,7 +101,8 @@ class RecordingStore(MemoryStore):
             if job.run_at > now and not early:
                 return None
             self._waiting.remove(job, now)
-            return self._hand_over(job, session_id, now)
+            [claimed] = self._hand_over([job], session_id, now)
+            return claimed
 
     async def apply(self, moves: Sequence[Move]) -> list[Applied]:
         """See `Store.apply`."""

@@ -21,6 +21,7 @@ import msgspec
 
 _HEADER_ROOM = 64
 _PLACE = struct.Struct("<36s Q d")
+_PLACE_SIZE, _write_place = _PLACE.size, _PLACE.pack_into
 _TICK = struct.Struct("<d")
 _TICK_AT = 32
 _READY_AT = 40
@@ -101,11 +102,20 @@ class Board:
         self._memory[_HEADER_ROOM + place] = _EMPTY
         return place
 
+    def begin(self, job_id: str, version: int, hard_deadline: float) -> int:
+        """`take` and `start` in one: the place of a job that starts at once."""
+        place = self._free.popleft()
+        memory = self._memory
+        memory[_HEADER_ROOM + place] = _EMPTY
+        _write_place(memory, self._places_at + place * _PLACE_SIZE, job_id.encode(), version, hard_deadline)
+        memory[_HEADER_ROOM + place] = _STARTED
+        return place
+
     def start(self, place: int, job_id: str, version: int, hard_deadline: float = math.inf) -> None:
         """The job for which the place was taken starts."""
         memory = self._memory
         # What is there is said last: a half-written place must not be read as a job.
-        _PLACE.pack_into(memory, self._places_at + place * _PLACE.size, job_id.encode(), version, hard_deadline)
+        _write_place(memory, self._places_at + place * _PLACE_SIZE, job_id.encode(), version, hard_deadline)
         memory[_HEADER_ROOM + place] = _STARTED
 
     def end(self, place: int) -> None:

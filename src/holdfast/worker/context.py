@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from holdfast.codec import encode_result
 from holdfast.errors import NotInJob, StaleLease
 from holdfast.job import Job, Lease
@@ -28,18 +30,23 @@ class Stop(Enum):
     """The session was closed: whatever the handler returns is refused."""
 
 
+class Surroundings(msgspec.Struct, frozen=True):
+    """What is the same for every job that runs in a process."""
+
+    store: Store
+    ports: Ports
+    noted: Callable[[CurrentJob], None]
+    """Called with a job that has told new progress."""
+
+
 class CurrentJob:
     """The job that is running here. Made by the worker, one per claim; handed to middleware and by `current()`."""
 
-    __slots__ = ("_job", "_noted", "_ports", "_store", "is_async", "latest_progress", "state", "stop")
+    __slots__ = ("_job", "_surroundings", "is_async", "latest_progress", "state", "stop")
 
-    def __init__(
-        self, job: Job, store: Store, ports: Ports, *, is_async: bool, noted: Callable[[CurrentJob], None]
-    ) -> None:
+    def __init__(self, job: Job, surroundings: Surroundings, is_async: bool) -> None:
         self._job = job
-        self._store = store
-        self._ports = ports
-        self._noted = noted
+        self._surroundings = surroundings
         self.is_async = is_async
         """Whether the handler is a coroutine function, so that middleware may open asynchronous resources."""
         self.state: dict[str, Any] = {}
@@ -97,24 +104,24 @@ class CurrentJob:
     def keep_progress(self, encoded: bytes) -> None:
         """The same for progress that is JSON already."""
         self.latest_progress = encoded
-        self._noted(self)
+        self._surroundings.noted(self)
 
     def succeed_on(self, connection: Any, result: Any = None) -> None:
         """Settle the job inside the handler's own transaction: it has succeeded if and only if that commits.
 
         `StaleLease` if somebody else has the job by now: roll back. Return soon after the commit.
         """
-        [answer] = self._store.apply_on(connection, [self._success(result)])
+        [answer] = self._surroundings.store.apply_on(connection, [self._success(result)])
         self._require_held(answer)
 
     async def asucceed_on(self, connection: Any, result: Any = None) -> None:
         """The same with a connection that belongs to an event loop, or with a plain one in a coroutine."""
-        [answer] = await self._store.aapply_on(connection, [self._success(result)])
+        [answer] = await self._surroundings.store.aapply_on(connection, [self._success(result)])
         self._require_held(answer)
 
     def _success(self, result: Any) -> Move:
         encoded = None if result is None else encode_result(result)
-        return settle(self._job, Succeeded(encoded), RetryPolicy(), self._ports.random)
+        return settle(self._job, Succeeded(encoded), RetryPolicy(), self._surroundings.ports.random)
 
     def _require_held(self, answer: Applied) -> None:
         if answer not in (Applied.APPLIED, Applied.ALREADY):
@@ -135,6 +142,5 @@ def current() -> CurrentJob:
         raise NotInJob("current() only works inside a handler that a worker runs") from None
 
 
-def enter(job: CurrentJob) -> None:
-    """Make it the current job of this context. The caller runs each job in a context of its own."""
-    _current.set(job)
+enter: Callable[[CurrentJob], object] = _current.set
+"""Makes it the current job of this context. The caller runs each job in a context of its own."""

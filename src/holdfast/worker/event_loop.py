@@ -107,6 +107,15 @@ def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return fastest
 
 
+def makes_plain_tasks(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether `loop.create_task` now makes an `asyncio.Task` and nothing else. Nobody can say that of a loop that is
+    not known here, or of one with a task factory.
+    """
+    uvloop = getattr(sys.modules.get("uvloop"), "Loop", None)
+    known = type(loop).create_task in (asyncio.BaseEventLoop.create_task, getattr(uvloop, "create_task", None))
+    return known and loop.get_task_factory() is None
+
+
 # Forks. A handler may fork, and its copy of this process may come back to the event loop. It must not work or settle as
 # if it were the worker. A copy that does something else, as those of `multiprocessing` do, never gets there.
 

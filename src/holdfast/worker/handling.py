@@ -18,7 +18,7 @@ from holdfast.errors import InvalidOption, InvalidPayload
 from holdfast.failures import RESULT_NOT_KEPT, Failure, capture
 from holdfast.job import Job
 from holdfast.lifecycle import Failed, HandlerOutcome, Released, Snoozed, Succeeded
-from holdfast.ports import Clock
+from holdfast.ports import Clock, Ports
 from holdfast.registry import TaskSpec
 from holdfast.signals import GiveUp, Retry, Snooze
 from holdfast.worker.context import CurrentJob, Stop, enter
@@ -26,7 +26,7 @@ from holdfast.worker.context import CurrentJob, Stop, enter
 Middleware = Callable[[CurrentJob], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 """Called once per job. What it returns is entered before the handler and left after it, whatever happened."""
 
-_DONE = Succeeded()
+NOTHING_RETURNED = Succeeded()
 """What most handlers make of their job: they return, and return nothing."""
 
 
@@ -41,9 +41,9 @@ class Handling(msgspec.Struct, frozen=True):
         """Run a coroutine function on this loop. The calling task is the job's own: cancelling it stops the job."""
         enter(current)
         try:
-            arguments = spec.signature.decode(job.payload)
             if not self.middleware:
-                return self._succeeded(await spec.function(**arguments), job)
+                return self._succeeded(await called(spec, job), job)
+            arguments = spec.signature.decode(job.payload)  # first: what it does not fit opens nothing
             returned, result = False, None
             async with AsyncExitStack() as stack:
                 for opened in self._opened(current):
@@ -61,9 +61,9 @@ class Handling(msgspec.Struct, frozen=True):
         """Run a plain function on this thread, in a context of its own."""
         enter(current)
         try:
-            arguments = spec.signature.decode(job.payload)
             if not self.middleware:
-                return self._succeeded(spec.function(**arguments), job)
+                return self._succeeded(called(spec, job), job)
+            arguments = spec.signature.decode(job.payload)  # first: what it does not fit opens nothing
             returned, result = False, None
             with ExitStack() as stack:
                 for opened in self._opened(current):
@@ -86,7 +86,7 @@ class Handling(msgspec.Struct, frozen=True):
 
     def _succeeded(self, result: Any, job: Job) -> HandlerOutcome:
         if result is None:
-            return _DONE
+            return NOTHING_RETURNED
         try:
             return Succeeded(encode_result(result, self.max_result))
         except Exception as error:
@@ -121,6 +121,14 @@ class Handling(msgspec.Struct, frozen=True):
         return Failed(failure, permanent=isinstance(error, (GiveUp, InvalidPayload, *spec.options.permanent)))
 
 
+def called(spec: TaskSpec, job: Job) -> Any:
+    """What the function returns for the job's arguments."""
+    signature = spec.signature
+    if signature.all_given:
+        return spec.function(*signature.decode_in_order(job.payload))
+    return spec.function(**signature.decode(job.payload))
+
+
 def stopped(stop: Stop, spec: TaskSpec, at: int, attempt: int) -> Failure:
     """The failure of a handler that ended because it was told to."""
     if stop is Stop.TIMEOUT:
@@ -128,3 +136,9 @@ def stopped(stop: Stop, spec: TaskSpec, at: int, attempt: int) -> Failure:
             at, attempt, "TimeoutError", f"the handler ran longer than its timeout of {spec.options.timeout:g} s"
         )
     return Failure(at, attempt, "CancelledError", f"the handler was stopped: {stop.value}")
+
+
+def hard_timeout_failure(job: Job, limit: float, ports: Ports) -> Failure:
+    """The failure of a job that ran past its hard limit."""
+    message = f"the handler ran past its hard limit of {limit:g} s and did not stop"
+    return Failure(ports.clock.now(), job.attempt + 1, "HardTimeout", message)

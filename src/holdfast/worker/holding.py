@@ -127,3 +127,9 @@ class Holding:
     def settled(self, job: Job) -> None:
         """The store has confirmed, or refused, the end of the claim."""
         self._fates.pop((job.id, job.version), None)
+
+    def all_settled(self, jobs: Iterable[Job]) -> None:
+        """The same of many."""
+        forget = self._fates.pop
+        for job in jobs:
+            forget((job.id, job.version), None)

@@ -23,8 +23,8 @@ from holdfast.ports import Ports
 from holdfast.registry import Registry
 from holdfast.worker import wire
 from holdfast.worker.context import CurrentJob, Stop
+from holdfast.worker.handling import hard_timeout_failure
 from holdfast.worker.isolated_process import IsolatedProcess, how_it_ended, kill_and_reap
-from holdfast.worker.runner import hard_timeout_failure
 
 _MOST_IDLE = os.cpu_count() or 2
 _MOST_SUSPECTS = 16

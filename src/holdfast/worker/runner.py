@@ -22,7 +22,7 @@ import msgspec
 from holdfast.config import WorkerSettings
 from holdfast.errors import UnknownTask
 from holdfast.events import HandlerStuck, JobStarted, Listener, TaskUnknown, hears_routine, tell
-from holdfast.failures import Failure, capture
+from holdfast.failures import capture
 from holdfast.job import Job, Lease
 from holdfast.lifecycle import Failed, Outcome, Released, Snoozed
 from holdfast.policy import RetryPolicy
@@ -30,8 +30,9 @@ from holdfast.ports import MICROSECONDS, Ports
 from holdfast.registry import Registry, TaskSpec
 from holdfast.store import Store
 from holdfast.worker.board import Board
-from holdfast.worker.context import CurrentJob, Stop
-from holdfast.worker.handling import Handling
+from holdfast.worker.context import CurrentJob, Stop, Surroundings
+from holdfast.worker.event_loop import makes_plain_tasks
+from holdfast.worker.handling import NOTHING_RETURNED, Handling, hard_timeout_failure
 from holdfast.worker.holding import Holding
 from holdfast.worker.settler import Settler
 from holdfast.worker.threads import HandlerThreads
@@ -68,6 +69,8 @@ class _Plan(msgspec.Struct, frozen=True):
     isolated: bool
     timeout: float
     hard_timeout: float
+    first_limit: float
+    """The smaller of the two."""
     policy: RetryPolicy
 
 
@@ -130,8 +133,8 @@ class Runner:
         self._threads: HandlerThreads[Outcome] = HandlerThreads(ports, "holdfast-handler")
         self._monotonic = ports.clock.monotonic
         self._routine = hears_routine(listener)
-        self._keep_note = self._note
-        self._turning = False
+        self._surroundings = Surroundings(store, ports, self._note)
+        self._turning = self._plain_tasks = False
         self._last_start = self._last_fed = self._measured_at = ports.clock.monotonic()
         self._finished = 0
         self._rate = 0.0
@@ -178,6 +181,7 @@ class Runner:
     def _pump(self) -> None:
         """Start jobs until all slots are taken, or none is left."""
         buffer = self._buffer
+        self._plain_tasks = makes_plain_tasks(self._loop)
         while not self.stopping and (count := min(len(buffer), self.free)) > 0:
             jobs = [buffer.popleft() for _ in range(count)]
             startable = self._holding.start(jobs)
@@ -194,31 +198,37 @@ class Runner:
         plan = self._plans.get(job.task) or self._plan(job)
         if plan is None:
             return math.inf
-        place = self._board.take()
-        current = CurrentJob(job, self._store, self._ports, is_async=plan.is_async, noted=self._keep_note)
-        soft_deadline, hard_deadline = now + plan.timeout, now + plan.hard_timeout
-        running = self.running[place] = Running(job, plan, current, place, now, soft_deadline, hard_deadline)
-        isolated = plan.isolated or job.suspect
-        if isolated:
-            running.begun, running.soft_deadline, running.hard_deadline = False, math.inf, math.inf
-        else:
-            self._board.start(place, job.id, job.version, hard_deadline)
+        current = CurrentJob(job, self._surroundings, plan.is_async)
+        if plan.isolated or job.suspect:
+            self._start_isolated(job, plan, current, now)
+            return math.inf
+        hard_deadline = now + plan.hard_timeout
+        place = self._board.begin(job.id, job.version, hard_deadline)
+        running = self.running[place] = Running(job, plan, current, place, now, now + plan.timeout, hard_deadline)
         if self._routine:
             self._tell_started(job)
-        if isolated:
-            # By a callback, too: one that is cancelled before its first step never gets that far.
-            running.task = self._loop.create_task(self._run_isolated(running), context=self._context.copy())
-            running.task.add_done_callback(partial(self._ended, running), context=self._own_context)
-            return math.inf
         if plan.is_async:
-            running.task = self._loop.create_task(self._run_async(running), context=self._context.copy())
+            work, context = self._run_async(running), self._context.copy()
+            if self._plain_tasks:  # with its name at once, which uvloop would make twice
+                running.task = asyncio.Task(work, loop=self._loop, name=job.id, context=context)
+            else:
+                running.task = self._loop.create_task(work, name=job.id, context=context)
         else:
             call = partial(self._context.copy().run, self._handling.call_plain, plan.spec, job, current)
             try:
                 self._threads.submit(call, partial(self._finish, running))
             except RuntimeError:
                 self._loop.call_later(_NO_THREAD_PAUSE, self._finish, running, Released())
-        return min(soft_deadline, hard_deadline)
+        return now + plan.first_limit
+
+    def _start_isolated(self, job: Job, plan: _Plan, current: CurrentJob, now: float) -> None:
+        place = self._board.take()
+        running = self.running[place] = Running(job, plan, current, place, now, math.inf, math.inf, begun=False)
+        if self._routine:
+            self._tell_started(job)
+        # By a callback, too: one that is cancelled before its first step never gets that far.
+        running.task = self._loop.create_task(self._run_isolated(running), context=self._context.copy())
+        running.task.add_done_callback(partial(self._ended, running), context=self._own_context)
 
     def _tell_started(self, job: Job) -> None:
         waited = max(0, (job.claimed_at or job.run_at) - job.run_at) / MICROSECONDS
@@ -261,13 +271,15 @@ class Runner:
             return  # it was left behind: its job is settled, and its place has another
         del self.running[running.place]
         self._finished += 1
-        self._leave(running, outcome, self._monotonic() - running.started)
-        self._turn_soon()
+        # Nobody hears of a success how long it took who does not hear of successes.
+        quiet = outcome is NOTHING_RETURNED and not self._routine
+        self._leave(running, outcome, 0.0 if quiet else self._monotonic() - running.started)
+        if not self._turning:
+            self._turn_soon()
 
     def _turn_soon(self) -> None:
-        if not self._turning:
-            self._turning = True
-            self._loop.call_soon(self._turn, context=self._own_context)
+        self._turning = True
+        self._loop.call_soon(self._turn, context=self._own_context)
 
     def _turn(self) -> None:
         """Give the free slots to others, once for all jobs that have ended since the last time."""
@@ -279,7 +291,7 @@ class Runner:
         self._board.end(running.place)
         if self._noted:
             self._noted.pop(running.job.lease, None)
-        self._settler.add(running.job, outcome, running.plan.policy, seconds=seconds, cancel_asked=running.cancel_asked)
+        self._settler.add(running.job, outcome, running.plan.policy, seconds, running.cancel_asked)
 
     def _plan(self, job: Job) -> _Plan | None:
         try:
@@ -292,12 +304,15 @@ class Runner:
             self._settler.add(job, outcome, self._settings.policy())
             return None
         options = spec.options
+        timeout = math.inf if options.timeout is None else options.timeout
+        hard_timeout = math.inf if options.hard_timeout is None else options.hard_timeout
         plan = self._plans[job.task] = _Plan(
             spec,
             spec.is_async,
             options.isolation == "process",
-            math.inf if options.timeout is None else options.timeout,
-            math.inf if options.hard_timeout is None else options.hard_timeout,
+            timeout,
+            hard_timeout,
+            min(timeout, hard_timeout),
             self._settings.policy(options.backoff),
         )
         return plan
@@ -349,7 +364,8 @@ class Runner:
             running.task.cancel()
         self._leave(running, Failed(hard_timeout_failure(job, limit, self._ports)), limit)
         self._stuck()
-        self._turn_soon()
+        if not self._turning:
+            self._turn_soon()
 
     # What others ask.
 
@@ -432,9 +448,3 @@ class Runner:
             self._watch.cancel()
         self._threads.close()
         await self._isolation.close()
-
-
-def hard_timeout_failure(job: Job, limit: float, ports: Ports) -> Failure:
-    """The failure of a job that ran past its hard limit."""
-    message = f"the handler ran past its hard limit of {limit:g} s and did not stop"
-    return Failure(ports.clock.now(), job.attempt + 1, "HardTimeout", message)

@@ -31,7 +31,7 @@ Follow = Callable[[Job, Move], Move]
 
 
 _SUCCEEDED, _FAILED = State.SUCCEEDED, State.FAILED
-_APPLIED, _CANCEL_ASKED = Applied.APPLIED, Applied.CANCEL_ASKED
+_APPLIED, _ALREADY, _CANCEL_ASKED = Applied.APPLIED, Applied.ALREADY, Applied.CANCEL_ASKED
 """Looking up a member of an enumeration costs as much as the rest of a line here, and is done for every job."""
 
 
@@ -77,7 +77,7 @@ class Settler:
         return len(self._waiting) + self._flushing
 
     def add(
-        self, job: Job, outcome: Outcome, policy: RetryPolicy, *, seconds: float = 0.0, cancel_asked: bool = False
+        self, job: Job, outcome: Outcome, policy: RetryPolicy, seconds: float = 0.0, cancel_asked: bool = False
     ) -> None:
         """Settle the claim soon."""
         if not self._waiting:
@@ -132,30 +132,37 @@ class Settler:
         self._flushing = 0
 
     async def _flush(self, batch: Sequence[_Ended]) -> None:
-        moves = [self._move(ended) for ended in batch]
+        random, follow = self._ports.random, self._follow
+        moves = [settle(each.job, each.outcome, each.policy, random, cancel_asked=each.cancel_asked) for each in batch]
+        moves = [
+            move if move.to is not _FAILED else follow(each.job, move) for each, move in zip(batch, moves, strict=True)
+        ]
         answers = await self._store.apply(moves)
+        quiet: list[Job] = []
+        routine = self._routine
+        told: list[tuple[_Ended, Move, Applied]] = []
         for ended, move, answer in zip(batch, moves, answers, strict=True):
-            if answer is _CANCEL_ASKED:
+            job = ended.job
+            accepted = answer is _APPLIED or answer is _ALREADY
+            if accepted and move.to is _SUCCEEDED and not routine and move.failure_history == job.failure_history:
+                quiet.append(job)
+            elif answer is _CANCEL_ASKED:
                 self._waiting.append(msgspec.structs.replace(ended, cancel_asked=True))
             else:
-                self._answered(ended, move, answer)
+                told.append((ended, move, answer))
+        if quiet:  # nobody wants to hear of them one by one
+            self._holding.all_settled(quiet)
+            self.counts[_SUCCEEDED] += len(quiet)
+        for ended, move, answer in told:
+            self._answered(ended, move, answer)
         self._flushing = 0
         self._settled()
-
-    def _move(self, ended: _Ended) -> Move:
-        move = settle(ended.job, ended.outcome, ended.policy, self._ports.random, cancel_asked=ended.cancel_asked)
-        return self._follow(ended.job, move) if move.to is _FAILED else move
 
     def _answered(self, ended: _Ended, move: Move, answer: Applied) -> None:
         job = ended.job
         self._holding.settled(job)
-        if answer is _APPLIED and move.to is _SUCCEEDED:
-            self.counts[_SUCCEEDED] += 1
-            if not self._routine and move.failure_history == job.failure_history:
-                return
-        else:
-            accepted = answer in (Applied.APPLIED, Applied.ALREADY)
-            self.counts[("refused" if not accepted else move.to if move.to in ENDED else move.reason)] += 1
+        accepted = answer in (Applied.APPLIED, Applied.ALREADY)
+        self.counts[("refused" if not accepted else move.to if move.to in ENDED else move.reason)] += 1
         if self._listener is not ignore:
             tell(self._listener, settlement(job, move, answer, ended.seconds))
 

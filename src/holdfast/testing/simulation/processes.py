@@ -12,8 +12,7 @@ from holdfast.registry import Registry
 from holdfast.testing.simulation.loop import HOST
 from holdfast.testing.simulation.run import Run
 from holdfast.worker.context import CurrentJob
-from holdfast.worker.handling import Handling
-from holdfast.worker.runner import hard_timeout_failure
+from holdfast.worker.handling import Handling, hard_timeout_failure
 
 _PROCESS = "/process-"
 _SLOWEST_DEATH = 0.5
