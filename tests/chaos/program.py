@@ -18,7 +18,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,7 @@ from holdfast import Holdfast, Snooze, current
 from holdfast.config import Settings, WorkerSettings
 from holdfast.job import State
 from holdfast.lifecycle import Applied, Move
+from holdfast.patience import Patient, WaitingClaims
 from holdfast.policy import Steps
 from holdfast.ports import SYSTEM
 from holdfast.store import Beat, Claimed, ClaimRequest, Store
@@ -90,7 +91,13 @@ class Crashing:
 
     async def claim(self, request: ClaimRequest) -> Claimed:
         crash("before claim")
-        claimed = await self._store.claim(request)
+        return self._survived(await self._store.claim(request))
+
+    def waiting_claims(self, queues: Collection[str]) -> WaitingClaims | None:
+        waiting = self._store.waiting_claims(queues) if isinstance(self._store, Patient) else None
+        return None if waiting is None else _CrashingWait(waiting, self._survived)
+
+    def _survived(self, claimed: Claimed) -> Claimed:
         if claimed.jobs:
             crash("after claim")
         return claimed
@@ -110,6 +117,21 @@ class Crashing:
             self._looked = True
             note(KeeperReady(at=time.monotonic(), host=HOST))
         return answer
+
+
+class _CrashingWait:
+    """Claims that wait, before and after which processes end, too."""
+
+    def __init__(self, waiting: WaitingClaims, survived: Callable[[Claimed], Claimed]) -> None:
+        self._waiting = waiting
+        self._survived = survived
+
+    async def claim(self, request: ClaimRequest, *, due_in: int | None, seconds: float) -> Claimed:
+        crash("before claim")
+        return self._survived(await self._waiting.claim(request, due_in=due_in, seconds=seconds))
+
+    async def close(self) -> None:
+        await self._waiting.close()
 
 
 def noted_store(url: str) -> Store:

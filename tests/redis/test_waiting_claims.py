@@ -23,6 +23,8 @@ from holdfast.stores.redis.tokens import Tokens
 from holdfast.stores.redis.verbs import Share, Verbs
 from holdfast.stores.redis.waiting import RedisWaitingClaims
 from holdfast.stores.redis.wire import Line
+from holdfast.testing.history.events import AnyEvent, Claim
+from holdfast.testing.history.recording import recorded
 from holdfast.testing.suite import Rig
 from holdfast.testing.suite import waiting as promises
 from holdfast.testing.suite.waiting import BLOCKED_WITHIN, SOON, begin, known_session, waiting_claims
@@ -129,6 +131,18 @@ async def test_others_hear_of_a_delayed_job_if_who_heard_of_it_is_busy(rig: Rig)
         assert (await asyncio.wait_for(claim, SOON)).jobs == ()  # now it is busy
         claim = begin(second, two)
         assert [job.id for job in (await asyncio.wait_for(claim, 2)).jobs] == [job_id]
+
+
+async def test_a_history_hears_of_what_a_wait_has_brought(rig: Rig) -> None:
+    """Otherwise jobs would start in it that nobody had claimed."""
+    events: list[AnyEvent] = []
+    session = await known_session(rig)
+    async with waiting_claims(recorded(rig.store, events.append, time.monotonic, str)) as claims:
+        claim = begin(claims, session)
+        job_id = await rig.add()
+        [job] = (await asyncio.wait_for(claim, SOON)).jobs
+    noted = [event for event in events if isinstance(event, Claim)]
+    assert [(event.job_id, event.version, event.session_id) for event in noted] == [(job_id, job.version, session)]
 
 
 def test_a_cluster_has_no_call_that_waits_for_queues_of_different_slots() -> None:

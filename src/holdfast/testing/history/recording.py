@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -17,6 +17,7 @@ import msgspec
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.job import Job, JobId, NewJob, SessionId
 from holdfast.lifecycle import Applied, Move
+from holdfast.patience import Patient, WaitingClaims
 from holdfast.store import (
     CancelAnswer,
     Claimed,
@@ -147,7 +148,14 @@ class Recorded:
     async def claim(self, request: ClaimRequest) -> Claimed:
         """See `Store.claim`. A claim that failed is noted by nobody: which jobs it took, if any, is not known."""
         began = self._clock()
-        claimed = await self._store.claim(request)
+        return self._noted(began, request, await self._store.claim(request))
+
+    def waiting_claims(self, queues: Collection[str]) -> WaitingClaims | None:
+        """See `Patient.waiting_claims`. None, too, if the store has none."""
+        waiting = self._store.waiting_claims(queues) if isinstance(self._store, Patient) else None
+        return None if waiting is None else _RecordedWait(waiting, self._noted, self._clock)
+
+    def _noted(self, began: float, request: ClaimRequest, claimed: Claimed) -> Claimed:
         at, host = self._clock(), self._host()
         for job in claimed.jobs:
             self._note(
@@ -226,6 +234,29 @@ class Recorded:
             judged = if_beat is not None
             self._note(Close(at=self._clock(), host=self._host(), began=began, session_id=session_id, judged=judged))
         return closed
+
+
+class _RecordedWait:
+    """Claims that wait, noted like the others. One begins with its wait."""
+
+    def __init__(
+        self,
+        waiting: WaitingClaims,
+        noted: Callable[[float, ClaimRequest, Claimed], Claimed],
+        clock: Callable[[], float],
+    ) -> None:
+        self._waiting = waiting
+        self._noted = noted
+        self._clock = clock
+
+    async def claim(self, request: ClaimRequest, *, due_in: int | None, seconds: float) -> Claimed:
+        """See `WaitingClaims.claim`."""
+        began = self._clock()
+        return self._noted(began, request, await self._waiting.claim(request, due_in=due_in, seconds=seconds))
+
+    async def close(self) -> None:
+        """See `WaitingClaims.close`."""
+        await self._waiting.close()
 
 
 def recorded(
