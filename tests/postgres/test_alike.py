@@ -1,4 +1,4 @@
-"""The paths of nearly all jobs (`migrations/0002_alike.sql`, `0005_successes.sql`): as the general ones do."""
+"""The paths of nearly all jobs (`migrations/0002_alike.sql`, `0005_more_alike.sql`): as the general ones do."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from holdfast.stores.postgres.query import Query
 from tests.postgres.helpers import (
     DAY,
     HOUR,
+    MINUTE,
     Database,
     claim,
     eventually,
@@ -57,7 +58,7 @@ async def test_nearly_all_jobs_take_these_paths(store: PostgresStore, asked: lis
     asked.clear()
     await store.insert(new_jobs(4))
     await finish(store, await claim(store, session, 7))
-    assert asked == ["insert_alike", "claim_lane", "succeed_alike"]
+    assert asked == ["insert_alike", "claim_alike", "succeed_alike"]
 
 
 @pytest.mark.parametrize("where", ["waiting", "in flight", "ended", "ended, kept for half an hour", "a dead letter"])
@@ -120,6 +121,98 @@ async def test_every_field_arrives(store: PostgresStore, alike: bool) -> None:
     for found, new in zip(claimed, jobs, strict=True):
         assert [getattr(found, name) for name in names] == [getattr(new, name) for name in names]
         assert await store.get(found.id) == found
+
+
+async def claimed_one(store: PostgresStore, session: str, **fields: Any) -> None:
+    """One job has been claimed from the lane alone, so that the next claim says what it was like."""
+    await store.insert([new_job(**fields)])
+    await finish(store, await claim(store, session))
+    await store.insert([new_job(**fields)])
+    await finish(store, await claim(store, session))
+
+
+async def test_a_claim_that_says_what_it_expects_tells_what_is_different(
+    store: PostgresStore, asked: list[str]
+) -> None:
+    """Whatever a job may have of its own, and in the order of the lane, not in that of the table."""
+    session = await open_session(store)
+    await claimed_one(store, session, correlation_id="c")
+    now = SYSTEM.clock.now()
+    own: list[dict[str, Any]] = [
+        {"task": "other"},
+        {"task_version": "2"},
+        {"max_retries": 7},
+        {"retention": HOUR},
+        {"correlation_id": None},
+        {"correlation_id": "d"},
+        {"key": Key("k\u20ac", "h", HOUR)},
+        {},
+    ]
+    jobs = [
+        new_job(**{"correlation_id": "c", "payload": b"%d" % number, "run_at": now - number * MINUTE, **fields})
+        for number, fields in enumerate(own)
+    ]
+    for job in jobs:
+        await store.insert([job])
+    await asyncio.sleep(0.01)
+    asked.clear()
+    claimed = await claim(store, session)
+    assert asked == ["claim_alike"]
+    assert [job.id for job in claimed] == [job.id for job in jobs]  # a time that has passed is now: as they came
+    names = ("payload", "task", "task_version", "max_retries", "retention", "correlation_id", "key")
+    for found, new in zip(claimed, jobs, strict=True):
+        assert [getattr(found, name) for name in names] == [getattr(new, name) for name in names]
+        assert await store.get(found.id) == found
+
+
+async def test_a_claim_that_says_what_it_expects_serves_by_the_due_time(
+    database: Database, store: PostgresStore
+) -> None:
+    session = await open_session(store)
+    await claimed_one(store, session)
+    jobs = [new_job(delay=delay) for delay in (30_000, 20_000, 10_000, 0)]
+    await store.insert(jobs)
+    await eventually(lambda: database.value("SELECT count(*) FROM {ns}_waiting WHERE run_at <= {ns}_now()") == 4)
+    assert [job.id for job in await claim(store, session)] == [job.id for job in reversed(jobs)]
+
+
+async def test_jobs_of_several_kinds_say_so_in_columns(store: PostgresStore, asked: list[str]) -> None:
+    """Also from a lane whose jobs were alike before: once they are told in JSON, then no more."""
+    session = await open_session(store)
+    await claimed_one(store, session)
+    for expected in ("claim_alike", "claim_lane", "claim_lane"):
+        await store.insert([new_job(task=f"task{number % 2}") for number in range(4)])
+        asked.clear()
+        assert len(await claim(store, session, 4)) == 4
+        assert asked[0] == expected
+    await store.insert(new_jobs(4))
+    await claim(store, session, 4)
+    asked.clear()
+    await claim(store, session, 4)
+    assert asked[0] == "claim_alike"
+
+
+async def test_jobs_with_keys_say_so_in_columns(store: PostgresStore, asked: list[str]) -> None:
+    """Each has something of its own to tell, though their options are the same: no claim expects that."""
+    session = await open_session(store)
+    await claimed_one(store, session)
+    for turn, expected in enumerate(("claim_alike", "claim_lane", "claim_lane")):
+        await store.insert([new_job(key=Key(f"{turn} {number}", "h", HOUR)) for number in range(4)])
+        asked.clear()
+        assert len(await claim(store, session, 4)) == 4
+        assert asked[0] == expected
+
+
+async def test_what_a_claim_expects_is_of_one_lane(store: PostgresStore, asked: list[str]) -> None:
+    """Two workers' queues, or another lane beside it: the general function, and every job as it is."""
+    session = await open_session(store)
+    await claimed_one(store, session, task="a")
+    await store.insert([new_job(task="a"), new_job(task="b", priority=3)])
+    assert [job.task for job in await claim(store, session)] == ["b", "a"]
+    await store.insert([new_job(task="a")])
+    asked.clear()
+    assert [job.task for job in await claim(store, session)] == ["a"]
+    assert "claim_alike" not in asked
 
 
 async def test_what_only_few_jobs_have(store: PostgresStore) -> None:

@@ -1,5 +1,5 @@
 """What nearly all jobs have in common, said once: the values of the functions in `migrations/0002_alike.sql` and
-`0005_successes.sql`.
+`0005_more_alike.sql`.
 
 Arrays travel as texts, in the server's own notation: every driver takes a text, and joining one costs less than any
 driver's array. Payloads and results travel in one piece, with the place of each.
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from holdfast.job import Job, Key, NewJob, Reason, SessionId, State
 from holdfast.lifecycle import KeyChange, Move
@@ -47,6 +47,25 @@ class _More(msgspec.Struct, gc=False):
     suspect: bool
     failure_history: bytes
     key: Key | None
+
+
+Options = tuple[str, str, int, int, str | None]
+_OPTIONS = ("task", "task_version", "max_retries", "retention", "correlation_id")
+
+
+class _Other(_More, gc=False):
+    """The same of a job that is not like those before it."""
+
+    task: str
+    task_version: str
+    max_retries: int
+    retention: int
+    correlation_id: str | None
+
+
+_MOST_OTHERS = 8
+"""If more than one in so many has something of its own to tell, all say what they are in columns, not in JSON."""
+_order_of = itemgetter(3, 0)
 
 
 SINGLE = "uuid bytea text text text text smallint int bigint text bigint bigint"
@@ -122,13 +141,13 @@ def by_session(moves: Sequence[Move]) -> dict[SessionId, list[Move]]:
 
 
 def alike_successes(moves: Sequence[Move]) -> tuple[Any, ...] | None:
-    """The values of `_succeed_alike`, but for the session: ids, and the version and the result of all. None if
-    these differ.
+    """The values of `_succeed_alike`, but for the session: ids, in order, so that two batches cannot wait for each
+    other, and the version and the result of all. None if these differ.
     """
     same = _version_and_result(moves[0])
     if [*map(_version_and_result, moves)].count(same) < len(moves):
         return None
-    return _array(map(_job_of, moves)), *same
+    return _array(sorted(map(_job_of, moves))), *same
 
 
 def successes(moves: Sequence[Move]) -> tuple[Any, ...]:
@@ -140,30 +159,48 @@ def successes(moves: Sequence[Move]) -> tuple[Any, ...]:
 
 def claimed_jobs(
     rows: Sequence[tuple[Any, ...]], lane: tuple[str, int, str], session_id: SessionId, now: int
-) -> list[Job]:
-    """The jobs that `_claim_lane` answered with: queue, priority and share of the lane, claimed by the session now.
+) -> tuple[list[Job], Options | None]:
+    """The jobs that `_claim_lane` answered with: queue, priority and share of the lane, claimed by the session now. And
+    what they have in common, if that is worth telling the next claim (`alike_jobs`).
 
     Copies of one job for all that have the same task and options: to set every field of each takes three times as long.
     """
-    patterns: dict[tuple[Any, ...], Job] = {}
+    patterns: dict[Options, Job] = {}
     jobs = []
+    others = 0
     for row in rows:
-        options = row[5:10]
+        options: Options = row[5:10]
         pattern = patterns.get(options)
         if pattern is None:
             pattern = patterns[options] = _pattern(options, lane, session_id, now)
-        job: Job = pattern.__copy__()  # type: ignore[attr-defined]  # as copy.copy does, without looking for it
-        force_setattr(job, "id", row[0])
-        force_setattr(job, "payload", row[1])
-        force_setattr(job, "created_at", row[2])
-        force_setattr(job, "run_at", row[3])
+        job = replace(pattern, id=row[0], payload=row[1], created_at=row[2], run_at=row[3])
         if row[4] is not None:
             _add(job, msgspec.json.decode(row[4], type=_More))
+            others += 1
         jobs.append(job)
-    return jobs
+    alike = len(patterns) == 1 and others <= len(jobs) // _MOST_OTHERS
+    return jobs, next(iter(patterns)) if alike else None
 
 
-def _pattern(options: tuple[Any, ...], lane: tuple[str, int, str], session_id: SessionId, now: int) -> Job:
+def alike_jobs(
+    rows: list[tuple[Any, ...]], same: Options, lane: tuple[str, int, str], session_id: SessionId, now: int
+) -> tuple[list[Job], Options | None]:
+    """The same for the rows of `_claim_alike`, whose jobs have these options if they do not say otherwise."""
+    rows.sort(key=_order_of)
+    pattern = _pattern(same, lane, session_id, now)
+    jobs = [replace(pattern, id=row[0], payload=row[1], created_at=row[2], run_at=row[3]) for row in rows]
+    others = 0
+    for job, row in zip(jobs, rows, strict=True):
+        if row[4] is not None:
+            other = msgspec.json.decode(row[4], type=_Other)
+            _add(job, other)
+            for name in _OPTIONS:
+                force_setattr(job, name, getattr(other, name))
+            others += 1
+    return jobs, same if others <= len(jobs) // _MOST_OTHERS else None
+
+
+def _pattern(options: Options, lane: tuple[str, int, str], session_id: SessionId, now: int) -> Job:
     task, task_version, max_retries, retention, correlation_id = options
     queue, priority, share = lane
     return Job(

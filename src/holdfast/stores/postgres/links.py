@@ -52,7 +52,7 @@ class AsyncLink(psycopg.AsyncConnection[TupleRow]):
 
     async def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
         try:
-            return await _waited(gen, self.pgconn.socket, self.patience if timeout is None else timeout)
+            return await _waited(gen, self, self.patience if timeout is None else timeout)
         except (asyncio.CancelledError, TimeoutError):
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 with contextlib.suppress(psycopg.Error, OSError):
@@ -60,15 +60,20 @@ class AsyncLink(psycopg.AsyncConnection[TupleRow]):
             raise
 
 
-async def _waited(gen: PQGen[RV], socket: int, timeout: float | None) -> RV:
+async def _waited(gen: PQGen[RV], connection: AsyncLink, timeout: float | None) -> RV:
     """What the driver's generator comes to. The driver's own loop looks ten times a second whether it should end: ours
     is ended from outside, or by one timer.
     """
     loop = asyncio.get_running_loop()
+    socket = connection.pgconn.socket
     deadline = None if timeout is None else loop.time() + timeout
     try:
         awaited = next(gen)
+        state: Ready = Ready.NONE
         while True:
+            # The driver reads 16 kB at a time. What has arrived is read without a turn of the loop for each of them.
+            while state == Ready.R and awaited == Wait.R and connection.ear.poll(0):
+                awaited = gen.send(state)
             ready: asyncio.Future[Ready] = loop.create_future()
             timer = None if deadline is None else loop.call_at(deadline, _is_ready, ready, Ready.NONE)
             try:

@@ -10,17 +10,19 @@ that somebody gave back to their old place. Of the latter a claimer is told (`li
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.job import Job
 from holdfast.lanes import Lane, serving_order
 from holdfast.ports import MICROSECONDS, Clock
 from holdfast.store import ClaimRequest
+from holdfast.stores.postgres.alike import Options
 
 _DEPTHS = (0, 2 * MICROSECONDS, 20 * MICROSECONDS, None)
 """How far back a claim looks, from not at all to everything (None)."""
@@ -49,7 +51,9 @@ _lane_of = attrgetter("queue", "priority", "share")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to ask for: see the function `claim`. `depth`: an index of `_DEPTHS`. `came_back`: how often jobs had."""
+    """What to ask for: see the function `claim`. `depth`: an index of `_DEPTHS`. `came_back`: how often jobs had.
+    `same`: what the jobs of the last claim had in common, if this one is of the same lane alone.
+    """
 
     lanes: list[dict[str, Any]]
     gaps: list[dict[str, Any]]
@@ -57,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True):
     depth: int
     begun: float
     came_back: int
+    same: Options | None = None
 
 
 class LookBack:
@@ -76,6 +81,8 @@ class LookBack:
         """How often jobs came back to old places."""
         self._behind: set[str] = set()
         """The queues in which they did, and were not looked for yet."""
+        self._same: tuple[Lane, Options] | None = None
+        """What all jobs of the last claim from one lane alone had in common."""
         self._hungry = True
         """Whether the last claim got less than it asked for."""
 
@@ -99,7 +106,7 @@ class LookBack:
         """In these of the plan's lanes something is due, by their places from 1."""
         places = set(msgspec.json.decode(due)) if due else set()
         for place, lane in enumerate(plan.lanes, 1):
-            self._due[Lane(lane["queue"], lane["priority"], lane["share"])] = place in places
+            self._due[_lane(lane)] = place in places
 
     def plan(self, request: ClaimRequest, *, exactly: bool) -> Plan:
         """What to ask for now. `exactly`: all lanes with due jobs take part and no others, or nothing is claimed."""
@@ -123,6 +130,8 @@ class LookBack:
                     due.append(lane)
             places = {lane: place for place, lane in enumerate(lanes, start=len(plan.lanes) - len(lanes) + 1)}
             plan.groups.extend([places[lane] for lane in group] for group in serving_order(due, request.turn))
+        if self._same is not None and [self._same[0]] == [_lane(named) for named in plan.lanes]:
+            return replace(plan, same=self._same[1])
         return plan
 
     def _is_cheap(self) -> bool:
@@ -145,8 +154,10 @@ class LookBack:
         reached, back = self._reached.get(lane), _DEPTHS[depth]
         return 0 if reached is None or back is None else max(0, reached - back)
 
-    def again(self, plan: Plan, jobs: Sequence[Job], limit: int) -> bool:
-        """Take note of what a claim brought. Whether to ask once more, because it looked back too little."""
+    def again(self, plan: Plan, jobs: Sequence[Job], limit: int, same: Options | None = None) -> bool:
+        """Take note of what a claim brought, and of what all its jobs had in common. Whether to ask once more, because
+        it looked back too little.
+        """
         now = self._clock.monotonic()
         self._hungry = len(jobs) < limit
         # A deep look is a look at what is less deep, too.
@@ -160,12 +171,11 @@ class LookBack:
         if plan.depth == _EVERYTHING and plan.came_back == self._came_back:  # else it may have been too early for some
             behind, self._behind = self._behind, set()
             self._reached = {lane: at for lane, at in list(self._reached.items()) if lane.queue not in behind}
-        reached: dict[tuple[str, int, str], int] = {}
-        for job in jobs:
-            reached[_lane_of(job)] = job.run_at  # the last of each lane: they come in order
-        for place, at in reached.items():
-            lane = Lane(*place)
-            self._reached[lane] = max(at, self._reached.get(lane, 0))
+        alone = len(plan.lanes) == 1
+        for job in jobs[-1:] if alone else _last_of_each_lane(jobs):
+            lane = Lane(*_lane_of(job))
+            self._reached[lane] = max(job.run_at, self._reached.get(lane, 0))
+            self._same = (lane, same) if alone and same is not None else None
         return self._hungry and plan.depth < _EVERYTHING and self._is_cheap()
 
     def due_in(self, plan: Plan, due_in: int | None) -> int | None:
@@ -174,6 +184,15 @@ class LookBack:
             return due_in
         soon = int(_LEAST_INTERVAL * MICROSECONDS)
         return soon if due_in is None else min(due_in, soon)
+
+
+def _last_of_each_lane(jobs: Iterable[Job]) -> Iterable[Job]:
+    """Those that a claim served last: they come in order."""
+    return {_lane_of(job): job for job in jobs}.values()
+
+
+def _lane(named: Mapping[str, Any]) -> Lane:
+    return Lane(named["queue"], named["priority"], named["share"])
 
 
 def _named(lane: Lane, **more: object) -> dict[str, Any]:

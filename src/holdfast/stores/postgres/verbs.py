@@ -34,7 +34,9 @@ from holdfast.store import (
 )
 from holdfast.stores.postgres.alike import (
     SINGLE,
+    Options,
     alike,
+    alike_jobs,
     alike_successes,
     by_session,
     claimed_jobs,
@@ -60,9 +62,22 @@ _ID_IS_THERE, _UNIQUE_VIOLATION = "HF003", "23505"
 _MOST_REFUSALS_REPEATED = _MOST_REPLANNED = 3
 _CLOSED, _OTHER_LANES, _OTHER_LANES_DUE = 0, 1, 2
 """What `_claim` says when it has claimed nothing because of it."""
-_STALE = Applied.STALE
+_APPLIED, _STALE = Applied.APPLIED, Applied.STALE
 _job_of = attrgetter("job_id")
 _NO_ID = "00000000-0000-0000-0000-000000000000"
+
+
+class _Got(msgspec.Struct, frozen=True, gc=False):
+    """What one statement of a claim brought: the jobs, the store's time, its `standing`, when the next job is due, in
+    which lanes something is, and what all jobs of the only lane have in common.
+    """
+
+    jobs: list[Job]
+    now: int
+    standing: int
+    next_due: int | None
+    lanes_due: str | None
+    same: Options | None
 
 
 class Verbs:
@@ -85,6 +100,9 @@ class Verbs:
         self._claim_lane = (
             f"SELECT * FROM {ns}_claim_lane(%s::text, %s::text, %s::smallint, %s::text, %s::bigint, %s::json, %s::int)"
         )
+        self._claim_alike = f"""SELECT * FROM {ns}_claim_alike(
+            %s::text, %s::text, %s::smallint, %s::text, %s::bigint, %s::json, %s::int, %s::text, %s::text, %s::int,
+            %s::bigint, %s::text)"""
         self._succeed = f"""SELECT * FROM {ns}_succeed(
             %s::text, %s::text::uuid[], %s::text::int[], %s::bytea, %s::text::uuid[], %s::text::int[], %s::text::int[],
             %s::bytea)"""
@@ -210,45 +228,49 @@ class Verbs:
             most = request.limit - len(jobs)
             plan = look.plan(request, exactly=replanned < _MOST_REPLANNED)
             try:
-                got, now, standing, next_due, due = yield from self._claim_once(request.session_id, plan, most)
+                got = yield from self._claim_once(request.session_id, plan, most)
             except StoreError:
                 if jobs:  # what was claimed must reach the worker; that there may be more, it finds out
                     return Claimed(tuple(jobs), now, 0)
                 raise
-            if standing == _CLOSED:
+            now = got.now
+            if got.standing == _CLOSED:
                 if jobs:  # closed since we began: the next claim hears of it
                     return Claimed(tuple(jobs), now, 0)
                 raise SessionClosed(f"session {request.session_id} is not open; it may not claim jobs")
             replanned += 1
-            if standing == _OTHER_LANES:
+            if got.standing == _OTHER_LANES:
                 found = yield Query(
                     f"SELECT * FROM {self.namespace}_lanes_of(%s::text[])", (list(request.queues),), writes=False
                 )
                 look.learn(request.queues, found)
-            elif standing == _OTHER_LANES_DUE:
-                look.believe(plan, due)
+            elif got.standing == _OTHER_LANES_DUE:
+                look.believe(plan, got.lanes_due)
             else:
-                jobs += got
-                if not look.again(plan, got, most):
+                jobs += got.jobs
+                if not look.again(plan, got.jobs, most, got.same):
                     break
-        due_in = 0 if len(jobs) == request.limit else look.due_in(plan, next_due and next_due - now)
+        due_in = 0 if len(jobs) == request.limit else look.due_in(plan, got.next_due and got.next_due - now)
         return Claimed(tuple(jobs), now, due_in)
 
-    def _claim_once(
-        self, session_id: SessionId, plan: Plan, most: int
-    ) -> Verb[tuple[list[Job], int, int, int | None, str | None]]:
-        """The jobs, the store's time, its `standing`, when the next job is due, and in which lanes something is."""
+    def _claim_once(self, session_id: SessionId, plan: Plan, most: int) -> Verb[_Got]:
         gaps = _json(plan.gaps)
         if len(plan.lanes) == 1:
             [lane] = plan.lanes
             place = (lane["queue"], lane["priority"], lane["share"])
-            *rows, end = yield Query(self._claim_lane, (session_id, *place, lane["since"], gaps, most))
+            asked = (session_id, *place, lane["since"], gaps, most)
+            if plan.same is None:
+                *rows, end = yield Query(self._claim_lane, asked)
+                jobs, same = claimed_jobs(rows, place, session_id, end[10])
+            else:
+                *rows, end = yield Query(self._claim_alike, (*asked, *plan.same))
+                jobs, same = alike_jobs(rows, plan.same, place, session_id, end[5])
             *_, now, standing = end
-            return claimed_jobs(rows, place, session_id, now), now, standing, end[3], None
+            return _Got(jobs, now, standing, end[3], None, same)
         *rows, end = yield Query(self._claim, (session_id, _json(plan.lanes), gaps, _json(plan.groups), most))
         # Named twice, if a later pass met it again: see the function. Then there may be more.
-        got = list({row[1]: job_from_row(row[1:]) for row in rows}.values())
-        return got, end[0], end[18], end[17], end[10]
+        jobs = list({row[1]: job_from_row(row[1:]) for row in rows}.values())
+        return _Got(jobs, end[0], end[18], end[17], end[10], None)
 
     def apply(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[list[Applied]]:
         """See `Store.apply`."""
@@ -261,7 +283,10 @@ class Verbs:
                 if session_id is None:
                     verdicts |= yield from self._apply_distinct(left, tell)
                 else:
-                    verdicts |= yield from self._succeeded(session_id, left)
+                    refused = yield from self._succeed_all(session_id, left)
+                    if not refused and left is moves:
+                        return [_APPLIED] * len(moves)  # nearly always
+                    verdicts |= _verdicts(left, refused)
                 if len(verdicts) == len(run):
                     break
                 # Refused a moment ago, and yet its guard holds now: something else changed in between.
@@ -269,17 +294,12 @@ class Verbs:
             answers += [verdicts.get(move.job_id, _STALE) for move in run]
         return answers
 
-    def _succeeded(self, session_id: SessionId, moves: Sequence[Move]) -> Verb[dict[JobId, Applied]]:
-        """As `_apply_distinct`, for plain successes of one session."""
+    def _succeed_all(self, session_id: SessionId, moves: Sequence[Move]) -> Verb[list[tuple[Any, ...]]]:
+        """For plain successes of one session: those that were refused, as `judge_refused` takes them."""
+        if (values := alike_successes(moves)) is not None:
+            return (yield Query(self._succeed_alike, (session_id, *values)))
         # In one order, so that two batches cannot wait for each other.
-        ordered = sorted(moves, key=_job_of)
-        if (values := alike_successes(ordered)) is not None:
-            rows = yield Query(self._succeed_alike, (session_id, *values))
-        else:
-            rows = yield Query(self._succeed, (session_id, *successes(ordered)))
-        verdicts = dict.fromkeys(map(_job_of, ordered), Applied.APPLIED)
-        judge_refused(verdicts, ordered, rows)
-        return verdicts
+        return (yield Query(self._succeed, (session_id, *successes(sorted(moves, key=_job_of)))))
 
     def _apply_distinct(self, moves: Sequence[Move], tell: Sequence[str]) -> Verb[dict[JobId, Applied]]:
         """The verdicts; without those whose guard was refused and holds now."""
@@ -299,13 +319,12 @@ class Verbs:
         verdicts: dict[JobId, Applied] = {}
         refused: list[Move] = []
         for session_id, group in by_session(succeeding).items():
-            verdicts |= yield from self._succeeded(session_id, group)
+            verdicts |= _verdicts(group, (yield from self._succeed_all(session_id, group)))
         if settling:
             sessions = sorted({move.session_id for move in settling if move.session_id})
             follow = any(move.then for move in settling)
             rows = yield Query(self._settle, (_json(settling), sessions, follow, list(tell)))
-            verdicts |= dict.fromkeys((move.job_id for move in settling), Applied.APPLIED)
-            judge_refused(verdicts, settling, rows)
+            verdicts |= _verdicts(settling, rows)
         if reviving:
             text = f"SELECT * FROM {self.namespace}_revive(%s::json, %s::text[])"
             rows = yield Query(text, (_json(reviving), list(tell)))
@@ -384,6 +403,13 @@ class Verbs:
         known = [job_id for job_id in job_ids if is_job_id(job_id)]
         [(gone,)] = yield Query(f"SELECT {self.namespace}_forget(%s::uuid[])", (known,))
         return int(gone)
+
+
+def _verdicts(moves: Sequence[Move], refused: Sequence[Sequence[Any]]) -> dict[JobId, Applied]:
+    """Of moves that were all applied, but for those that were refused."""
+    verdicts = dict.fromkeys(map(_job_of, moves), _APPLIED)
+    judge_refused(verdicts, moves, refused)
+    return verdicts
 
 
 def _json(value: object) -> str:
