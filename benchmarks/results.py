@@ -42,6 +42,11 @@ class Entrant:
         return str(self.info.get("batch", ""))
 
     @property
+    def searched(self) -> str:
+        """In which sizes it runs, if those were searched for here, beyond what its documentation says."""
+        return str(self.info.get("searched", ""))
+
+    @property
     def python(self) -> bool:
         return str(self.info.get("language", "")).lower() == "python"
 

@@ -29,7 +29,7 @@ def test_every_engine_has_peers_and_its_best_ones_are_the_default() -> None:
     defaults = {engine: [entry.name for entry in of_engine(engine, defaults_only=True)] for engine in ADDRESSES}
     assert defaults == {
         "redis": ["bullmq", "taskiq", "huey"],
-        "postgres": ["pg-boss", "pg-boss-each", "pgqueuer", "graphile-worker"],
+        "postgres": ["pg-boss", "pg-boss-5000", "pgqueuer", "graphile-worker"],
         "sqlite": ["huey"],
         "rabbitmq": [],
     }

@@ -184,6 +184,23 @@ def test_a_peer_that_works_by_the_batch_counts_and_is_marked() -> None:
     assert len(judged(seen)) == len([target for target in TARGETS if target.engine == "postgres"])
 
 
+def test_sizes_that_were_searched_for_are_told_and_do_not_judge() -> None:
+    """A peer counts as its documentation has it; what a search made of it stands beside, whoever is ahead."""
+    seen = results(
+        machine(engine="postgres"),
+        info("pg-boss", engine="postgres", batch="per batch of 9"),
+        line("pg-boss", "drain", 70, engine="postgres"),
+        info("pg-boss-99", engine="postgres", batch="per batch of 99", searched="the fastest that was found"),
+        line("pg-boss-99", "drain", 100, engine="postgres"),
+        line("holdfast", "drain", 200, engine="postgres"),
+    )
+    judgement = verdict(seen, "postgres", "drain", "the best peer")
+    assert (judgement.verdict, judgement.rival) == ("met", "pg-boss*")
+    told = "the best peer, also in sizes that no documentation names: 100 (pg-boss-99*); ours 200, ratio 2.00"
+    assert f"PostgreSQL: drain: {told}" in list(beside(seen))
+    assert told in readme_section(seen)
+
+
 def test_rabbitmq_stands_beside_our_drains() -> None:
     seen = results(
         info("celery", engine="rabbitmq"), line("celery", "drain", 1_000, engine="rabbitmq"),
