@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from holdfast.ports import Clock
 
-TICK = 1.0
+TICK = 1.2
 """Seconds between two looks at first."""
 _MOST_TICKS = 2
 _EARLY = TICK / 2
