@@ -37,6 +37,14 @@ def test_claims_are_known_until_they_are_settled(holding: Holding) -> None:
     assert len(holding) == 1
 
 
+def test_many_claims_are_settled_at_once(holding: Holding) -> None:
+    holding.take([A, B])
+    holding.all_settled([B])
+    assert [holding.knows(job) for job in (A, B)] == [True, False]
+    holding.all_settled([A, B])  # a second time, and it is as it was
+    assert len(holding) == 0
+
+
 def test_a_claim_starts_once(holding: Holding) -> None:
     holding.take([A])
     assert holding.start([A]) == [A]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from holdfast.ports import SYSTEM, Ports
 from holdfast.store import MOST_BYTES_PER_CALL, MOST_PER_CALL, CancelAnswer, ClaimRequest, Session
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
+from holdfast.worker import settler
 from holdfast.worker.holding import Holding
 from holdfast.worker.settler import Settler, settlement
 from tests.unit.samples import BROKEN, FixedRandom, claimed_job
@@ -471,16 +473,50 @@ async def test_what_the_store_accepted_and_refused_is_counted(listening: bool) -
     assert refused == ([("stale", "stale"), ("gone", "gone")] if listening else [])
 
 
-@pytest.mark.parametrize(("routine", "heard"), [(True, ["plain", "odd", "retried"]), (False, ["odd", "retried"])])
+@pytest.mark.parametrize(
+    ("routine", "heard"),
+    [(True, ["plain", "odd", "retried", "released"]), (False, ["odd", "retried", "released"])],
+)
 async def test_who_does_not_care_for_routine_hears_of_the_rest(routine: bool, heard: list[str]) -> None:
     """A success whose result could not be kept is not routine. All are counted."""
     bench = Bench(routine=routine)
     bench.add("plain")
     bench.add("odd", outcome=Succeeded(failure=BROKEN))
     bench.add("retried", outcome=FAILED)
+    bench.add("released", outcome=Released())
     await bench.settle()
     assert [event.job_id for event in bench.events if isinstance(event, JobSettled)] == heard
-    assert bench.settler.counts == {"succeeded": 2, "retried": 1}
+    assert bench.settler.counts == {"succeeded": 2, "retried": 1, "released": 1}
+
+
+async def test_successes_that_nobody_hears_of_are_counted_batch_by_batch() -> None:
+    bench = Bench(routine=False)
+    for names in ("ab", "cde"):
+        bench.add(*names)
+        await bench.settle()
+    assert bench.settler.counts == {"succeeded": 5}
+    assert len(bench.holding) == 0
+
+
+async def test_an_error_after_the_first_answers_keeps_nobody_from_being_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is answered by then, and is left out; the others follow."""
+    bench = Bench(routine=False)
+    failing = [RuntimeError("a surprise")]
+
+    def fails_once(*args: Any) -> JobSettled | SettleRefused:
+        if failing:
+            raise failing.pop()
+        return settlement(*args)
+
+    monkeypatch.setattr(settler, "settlement", fails_once)
+    bench.add("answered")
+    bench.add("retried", "again", outcome=FAILED)
+    await bench.settle()
+    assert bench.ids() == [["answered", "retried", "again"], ["again"]]
+    assert bench.settler.counts == {"succeeded": 1, "retried": 2}
+    assert len(bench.holding) == 0
 
 
 @pytest.mark.parametrize(("routine", "heard"), [(True, ["plain", "odd"]), (False, ["odd"])])

@@ -133,10 +133,10 @@ class Settler:
 
     async def _flush(self, batch: Sequence[_Ended]) -> None:
         random, follow = self._ports.random, self._follow
-        moves = [settle(each.job, each.outcome, each.policy, random, cancel_asked=each.cancel_asked) for each in batch]
-        moves = [
-            move if move.to is not _FAILED else follow(each.job, move) for each, move in zip(batch, moves, strict=True)
-        ]
+        moves: list[Move] = []
+        for each in batch:
+            move = settle(each.job, each.outcome, each.policy, random, cancel_asked=each.cancel_asked)
+            moves.append(move if move.to is not _FAILED else follow(each.job, move))
         answers = await self._store.apply(moves)
         quiet: list[Job] = []
         routine = self._routine
