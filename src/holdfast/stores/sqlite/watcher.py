@@ -104,7 +104,6 @@ class Pace:
             self._chase()
         else:
             self._clock.pause(_PAUSE_AT_OWN_WRITES)
-            self._notice.start_over()
 
     def _chase(self) -> None:
         self._clock.pause(_CHASE[self._chased])
@@ -140,7 +139,7 @@ class Watcher:
         notice = self._notice = FileNotice(f"{os.path.realpath(self._path)}-wal")
         pace = Pace(notice, self._clock)
         try:
-            while self._is_wanted(notice):
+            while self._is_wanted():
                 try:
                     pace.wait(_LISTENING[-1] if self._hub else _POLLING[-1])
                 except Exception:
@@ -155,14 +154,12 @@ class Watcher:
         finally:
             notice.close()
 
-    def _is_wanted(self, notice: FileNotice) -> bool:
+    def _is_wanted(self) -> bool:
         with self._lock:
             self._patience = _LOOKS_WITHOUT_WAITER if self._hub else self._patience - 1
-            if self._patience >= 0:
-                return True
-            notice.close()  # before another thread may begin
-            self._thread = None
-            return False
+            if self._patience < 0:
+                self._thread = None
+            return self._patience >= 0
 
     def _others_committed(self, commits: Callable[[], Commits | None]) -> bool:
         before, now = self._seen, commits()
