@@ -8,7 +8,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
@@ -16,6 +16,7 @@ from typing import cast
 import pytest
 
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.watcher import Commits, Watcher
 from tests.sqlite.helpers import (
     CHILDREN,
     claim,
@@ -287,15 +288,15 @@ async def test_the_watcher_goes_on_after_an_error(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store._open()
-    look = type(store)._others_committed
+    look = Watcher._others_committed
     errors = iter([MemoryError(), ValueError("nobody expected it")])
 
-    def fail_at_first(self: SqliteStore) -> bool:
+    def fail_at_first(self: Watcher, commits: Callable[[], Commits | None]) -> bool:
         for error in errors:
             raise error
-        return look(self)
+        return look(self, commits)
 
-    monkeypatch.setattr(type(store), "_others_committed", fail_at_first)
+    monkeypatch.setattr(Watcher, "_others_committed", fail_at_first)
     async with another_process(path) as other, Waiter(store) as waiter:
         await asyncio.sleep(0.1)
         assert next(errors, None) is None

@@ -43,16 +43,12 @@ from holdfast.stores.sqlite.migrate import is_current, migrate, shipped
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.settlements import prepare
 from holdfast.stores.sqlite.verbs import Verbs
+from holdfast.stores.sqlite.watcher import Commits, Watcher
 from holdfast.stores.sqlite.writer import Writer, store_error
 from holdfast.stores.threads import on_thread
 from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
-
-_WATCH_PAUSES = (0.005,) * 30 + (0.025,) * 30 + (0.04,)
-"""Seconds before each look of the watcher, from the last one that showed a commit of others; the last is for ever."""
-_LOOKS_WITHOUT_WAITER = 20
-"""The watcher ends when so many looks found nobody waiting."""
 
 
 class _Opened(msgspec.Struct, frozen=True, eq=False):
@@ -97,9 +93,7 @@ class SqliteStore:
         self._opening = threading.Lock()
         self._awaited: dict[asyncio.AbstractEventLoop, asyncio.Future[_Opened]] = {}
         self._dropped: weakref.finalize[[_Opened, Ports], SqliteStore] | None = None
-        self._watching = threading.Lock()
-        self._watcher: threading.Thread | None = None
-        self._patience = 0
+        self._watcher = Watcher(self.path, self._hub, ports)
         with _stores_lock:
             _stores.add(self)
 
@@ -177,8 +171,8 @@ class SqliteStore:
         self._opening = threading.Lock()
         self._awaited = {}
         self._hub = WakeupHub()
-        self._watching = threading.Lock()
-        self._watcher = None
+        self._watcher.forget_after_fork()
+        self._watcher = Watcher(self.path, self._hub, self._ports)
 
     def beside(self) -> SqliteStore:
         """See `Store.beside`: its own writer, reader and threads on the same file."""
@@ -369,38 +363,15 @@ class SqliteStore:
 
     async def wakeups(self, queues: Collection[str]) -> AsyncIterator[None]:
         """See `Store.wakeups`. Inserts of this process wake at once, commits of others within milliseconds."""
-        opened = self._opened or await self._open_elsewhere()
-        with self._watching:
-            self._patience = _LOOKS_WITHOUT_WAITER
-            if self._watcher is None:
-                self._seen = opened.writer.foreign_commits()
-                self._watcher = self._ports.spawner.thread(self._watch_others, "holdfast-sqlite-watcher")
+        if self._opened is None:
+            await self._open_elsewhere()
+        self._watcher.begin(self._foreign_commits)
         async for wakeup in self._hub.waiting(queues):
             yield wakeup
 
-    def _watch_others(self) -> None:
-        """Turn the commits of other processes into wake-ups, for as long as somebody waits."""
-        quiet = 0
-        while True:
-            self._clock.pause(_WATCH_PAUSES[min(quiet, len(_WATCH_PAUSES) - 1)])
-            quiet += 1
-            try:
-                if self._others_committed():
-                    self._hub.notify()
-                    quiet = 0
-            except Exception:
-                quiet = len(_WATCH_PAUSES)  # whatever it was: whoever waits needs the next look, and polls meanwhile
-            with self._watching:
-                self._patience = _LOOKS_WITHOUT_WAITER if self._hub else self._patience - 1
-                if self._patience < 0:
-                    self._watcher = None
-                    return
-
-    def _others_committed(self) -> bool:
-        opened, before = self._opened, self._seen
-        if opened is not None and (commits := opened.writer.foreign_commits()) is not None:
-            self._seen = commits
-        return self._seen != before
+    def _foreign_commits(self) -> Commits | None:
+        opened = self._opened
+        return None if opened is None else opened.writer.foreign_commits()
 
 
 def _close_dropped(opened: _Opened, ports: Ports) -> None:
