@@ -268,7 +268,9 @@ def _mentions_sets(kind: msgspec.inspect.Type) -> bool:
 
 
 def _may_hide(encoded: bytes) -> bool:
-    return _NUL in encoded or encoded.count(b"[") + encoded.count(b"{") > DEEPEST_NESTING
+    return _NUL in encoded or (  # what is short cannot be deep: it need not be searched for brackets
+        len(encoded) > DEEPEST_NESTING and encoded.count(b"[") + encoded.count(b"{") > DEEPEST_NESTING
+    )
 
 
 def _refuse_hidden(encoded: bytes) -> None:

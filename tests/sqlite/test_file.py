@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import StoreError, StoreReplaced, StoreUnavailable, UnsafeStore
+from holdfast.ports import Ports, SystemClock
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.file import file_system_of, refuse_network_file_system
+from holdfast.stores.sqlite.log import LOG_BYTES
 from tests.sqlite.helpers import claim, is_sound, live_ids, new_job, new_jobs, open_session, raw, run_python
 
 ROOT_MOUNT = "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw"
@@ -198,19 +200,26 @@ def remove_folder(path: Path) -> None:
     path.parent.rename(path.parent.with_name("moved"))
 
 
-@pytest.mark.parametrize(
-    "accident",
-    [
-        delete,
-        delete_with_side_files,
-        replace,
-        replace_with_a_copy,
-        delete_log,
-        replace_log,
-        delete_index,
-        remove_folder,
-    ],
-)
+ACCIDENTS = [
+    delete,
+    delete_with_side_files,
+    replace,
+    replace_with_a_copy,
+    delete_log,
+    replace_log,
+    delete_index,
+    remove_folder,
+]
+
+
+class LaterClock(SystemClock):
+    """A second ahead, so that no folder is too young to go by its times."""
+
+    def now(self) -> int:
+        return super().now() + 1_000_000
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
 def test_no_job_is_written_to_a_file_that_nobody_will_read(tmp_path: Path, accident: Callable[[Path], None]) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -229,6 +238,48 @@ def test_no_job_is_written_to_a_file_that_nobody_will_read(tmp_path: Path, accid
     with pytest.raises(StoreReplaced, match="restart the process"):
         store.insert_blocking([new_job()])
     asyncio.run(use())
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_an_accident_is_noticed_by_the_times_of_the_folder(tmp_path: Path, accident: Callable[[Path], None]) -> None:
+    """The usual case: nothing has happened in the folder for a while."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "jobs.db"
+    store = SqliteStore(path, timeout=2, ports=Ports(clock=LaterClock()))
+    for _ in range(3):
+        store.insert_blocking([new_job()])
+    assert store._open().writer._identity._folder_checked is not None
+    accident(path)
+    before = contents(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StoreReplaced, match="restart the process"):
+            store.insert_blocking([new_job()])
+    assert contents(tmp_path) == before
+
+
+def test_other_files_of_the_folder_may_come_and_go(path: Path) -> None:
+    store = SqliteStore(path, timeout=2, ports=Ports(clock=LaterClock()))
+    for number in range(5):
+        path.with_name(f"other {number}").touch()
+        store.insert_blocking([new_job()])
+        path.with_name(f"other {number}").unlink()
+        store.insert_blocking([new_job()])
+    store.close()
+    assert len(live_ids(path)) == 10
+
+
+def test_a_folder_further_up_that_is_moved_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "above" / "folder"
+    folder.mkdir(parents=True)
+    store = SqliteStore(folder / "jobs.db", timeout=2, ports=Ports(clock=LaterClock()))
+    for _ in range(3):
+        store.insert_blocking([new_job()])
+    (tmp_path / "above").rename(tmp_path / "moved")
+    before = contents(tmp_path)
+    with pytest.raises(StoreReplaced, match="restart the process"):
+        store.insert_blocking([new_job()])
     assert contents(tmp_path) == before
 
 
@@ -450,6 +501,28 @@ def test_the_file_is_in_wal_mode_and_flushed_at_every_commit(path: Path, store: 
     relaxed = SqliteStore(path, durability="relaxed")
     assert relaxed._open().writer.peek(settings) == ["wal", 1]
     relaxed.close()
+
+
+def test_a_new_file_has_small_pages_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
+    def sizes(path: Path) -> tuple[int, int]:
+        store = SqliteStore(path)
+        ids = [store.insert_blocking([new_job(payload=b'{"a":"%s"}' % (b"x" * 5000))])[0].job_id for _ in range(40)]
+        found = [
+            store._open().writer.peek(lambda db, name=name: int(db.execute(f"PRAGMA {name}").fetchone()[0]))  # type: ignore[misc]
+            for name in ("page_size", "wal_autocheckpoint")
+        ]
+        store.close()
+        assert live_ids(path) == ids
+        assert is_sound(path)
+        return found[0], found[0] * found[1]
+
+    old = tmp_path / "old.db"
+    theirs = raw(old)
+    theirs.execute("PRAGMA page_size = 4096")
+    theirs.execute("CREATE TABLE orders (id INTEGER)")
+    theirs.close()
+    assert sizes(tmp_path / "new.db") == (2048, LOG_BYTES)
+    assert sizes(old) == (4096, LOG_BYTES)
 
 
 def test_a_file_with_another_text_encoding_is_refused(tmp_path: Path) -> None:

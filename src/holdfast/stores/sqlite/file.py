@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.errors import InvalidOption, StoreError, StoreReplaced, StoreUnavailable, UnsafeStore, shown
 from holdfast.job import check_name
 from holdfast.ports import Clock
+from holdfast.stores.sqlite.log import LOG_BYTES
 
 NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -41,6 +42,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 OLDEST_SQLITE = (3, 37)
 _DURABILITIES = ("full", "relaxed")
 """STRICT tables."""
+_PAGE_BYTES = 2048
 _PAUSE_BETWEEN_TRIES = 0.003
 _SAME_TIME_POSSIBLE = 100_000
 """Microseconds. File systems stamp changes with a clock that ticks every few milliseconds."""
@@ -127,6 +129,8 @@ def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
     )
     try:
         for pragma in (
+            # Only a new file takes it. A commit writes whole pages, and an insert changes a few hundred bytes of each.
+            f"page_size = {_PAGE_BYTES}",
             "journal_mode = WAL",
             # FULL: a commit returns when the disk has it. NORMAL survives a crash of the process, not a power cut.
             f"synchronous = {'FULL' if durable else 'NORMAL'}",
@@ -145,6 +149,8 @@ def _connect(path: Path, *, durable: bool) -> sqlite3.Connection:
                 f"{path} keeps its text as {encoding}, in which payloads would be other bytes than were given: use a "
                 f"file of its own for the jobs, or one that was made with UTF-8"
             )
+        page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page_bytes}")
     except BaseException:
         connection.close()
         raise

@@ -41,9 +41,16 @@ class Inserts:
             SELECT new.id, ?, new.payload, ?,?,?,?,?,?, NULL, NULL, NULL, ?, ?, 'ready', 'enqueued', new.run_at,
                    0, 0, 0, 0, 0, 0, 0, x''
             FROM new WHERE new.id IS NOT NULL"""
+        # For a job alone every parameter costs, so those that it cannot have are left out: it has no key.
+        plain = f"""
+            INSERT INTO {ns}_live (id, task, payload, task_version, queue, share, priority, max_retries, retention,
+                                   correlation_id, created_at, run_at, state, reason, version, attempt, failures,
+                                   crashes, snoozes, suspect, cancel_asked, failure_history)"""
+        values = "?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12, 'ready', 'enqueued', 0, 0, 0, 0, 0, 0, 0, x''"
         unless_live = "ON CONFLICT (id) DO NOTHING"
-        self._insert_unless_live = f"{new_row} WHERE true {unless_live}"  # an upsert after SELECT needs a WHERE
-        self._insert_unless_there = f"{new_row} WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1) {unless_live}"
+        unless_ended = f"WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1)"
+        self._insert_unless_live = f"{plain} VALUES ({values}) {unless_live}"
+        self._insert_unless_there = f"{plain} SELECT {values} {unless_ended} {unless_live}"
         self._hold_key = f"""
             INSERT INTO {ns}_keys (queue, key, key_hash, job_id, expires_at) VALUES (?, ?, ?, ?, ?)
             ON CONFLICT (queue, key) DO UPDATE
@@ -76,7 +83,20 @@ class Inserts:
 
         What is `fresh` cannot have ended yet.
         """
-        return self._insert_unless_live if fresh else self._insert_unless_there, new_row(job, now)
+        return self._insert_unless_live if fresh else self._insert_unless_there, (
+            job.id,
+            job.task,
+            job.payload,
+            job.task_version,
+            job.queue,
+            job.share,
+            job.priority,
+            job.max_retries,
+            job.retention,
+            job.correlation_id,
+            now,
+            due_at(job, now),
+        )
 
     def insert_many(
         self,

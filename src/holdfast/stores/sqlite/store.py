@@ -228,9 +228,9 @@ class SqliteStore:
         """See `Store.insert_blocking`."""
         writer = (self._opened or self._open()).writer
         try:
-            if len(jobs) == 1 and not limits and jobs[0].key is None:
-                written = writer.run_statement(*self._verbs.insert_plain(jobs[0], self._clock.now(), fresh=fresh))
-                inserted = [Inserted(jobs[0].id, InsertStatus.CREATED if written else InsertStatus.EXISTING)]
+            if len(jobs) == 1 and not limits and (job := jobs[0]).key is None:
+                written = writer.run_statement(*self._verbs.insert_plain(job, self._clock.now(), fresh=fresh))
+                inserted = [Inserted(job.id, InsertStatus.CREATED if written else InsertStatus.EXISTING)]
             else:
                 inserted = writer.run(lambda db: self._verbs.insert(db, jobs, self._clock.now(), limits or {}))
         except OutcomeUnknown as error:

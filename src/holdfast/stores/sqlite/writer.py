@@ -19,9 +19,12 @@ from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
 from holdfast.stores.sqlite.calls import Call, CallThread, reply
 from holdfast.stores.sqlite.file import FileIdentity, connect, is_busy
+from holdfast.stores.sqlite.log import lengthen
 
 T = TypeVar("T")
 
+_COMMITS_OF_A_SHORT_LOG = 32
+"""Making the log long costs as much as some thirty commits that lengthen it. Who makes fewer is not kept waiting."""
 _LOCK_WAITS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015)
 """Seconds between tries for the lock of another process. SQLite's own waiting cannot be given up half-way."""
 
@@ -64,6 +67,7 @@ class Writer:
         self._connection = connect(path, durable=durable, timeout=timeout, clock=self._clock)
         self._connected = True
         self._connections = 1
+        self._commits_of_short_log = _COMMITS_OF_A_SHORT_LOG if durable else 0
         self._identity = FileIdentity(path, self._clock)
         self._closed = False
         self.calls = CallThread(self._serve_batch, name="holdfast-sqlite-writer", timeout=timeout, ports=ports)
@@ -92,11 +96,14 @@ class Writer:
 
     def run_statement(self, sql: str, parameters: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own, on this thread: the shortest way. How many rows it wrote."""
-        self._refuse_inside_a_write()
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            self._refuse_inside_a_write()
+        if self._commits_of_short_log > 0:
+            self._see_to_the_log()
         deadline: float | None = None
         try:
             # Nearly always nobody else writes, and then nobody needs to know the time.
-            if not (locked := self._lock.acquire(blocking=False)):
+            if not (locked := self._lock.acquire(False)):
                 deadline = self._clock.monotonic() + self._timeout
                 locked = self._lock.acquire(timeout=self._timeout)
             if locked and self._connected and not self._closed:
@@ -192,6 +199,7 @@ class Writer:
                 raise store_error(error, self._path) from error
             self._identity.forget_side_files()
             self._connections += 1
+            self._commits_of_short_log = _COMMITS_OF_A_SHORT_LOG if self._durable else 0
             self._connected = True
 
     def _begin(self) -> sqlite3.Error | None:
@@ -218,8 +226,19 @@ class Writer:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
 
+    def _see_to_the_log(self) -> None:
+        """Before a write: make the log long once there have been some, when nobody else happens to write."""
+        self._commits_of_short_log -= 1
+        if self._commits_of_short_log == 0:
+            try:
+                self.run(lambda _: lengthen(f"{self._path}-wal"), self._clock.monotonic())
+            except (StoreError, OSError):  # it can wait, and what is really wrong will be told to a caller
+                self._commits_of_short_log = _COMMITS_OF_A_SHORT_LOG
+
     def _serve_batch(self, calls: list[Call]) -> None:
         """Run the calls in one transaction and fill in their answers. Never raises: every call gets its error."""
+        if self._commits_of_short_log > 0:
+            self._see_to_the_log()
         waiting = calls
         while waiting:
             try:
