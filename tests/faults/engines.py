@@ -215,7 +215,8 @@ class PostgresDatabase(SqlDatabase):
     ready_table = "holdfast_waiting"
     totals_table = "holdfast_tallies"
     key_column = "key"
-    claim_mark = re.compile(rb'_claim_lane\(|_claim\(.*"since"', re.DOTALL)  # one that knows of lanes to take jobs from
+    # One that knows of lanes to take jobs from.
+    claim_mark = re.compile(rb'_claim_(?:lane|alike)\(|_claim\(.*"since"', re.DOTALL)
 
     @classmethod
     def start(cls, settings: Mapping[str, str] | None = None) -> Server:
