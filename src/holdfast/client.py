@@ -70,8 +70,6 @@ class Client:
         self.settings = settings
         self.portal = Portal(ports)
         self._listener = listener
-        queues = settings.queues
-        self._limited = not (queues.max_depth is None and queues.warn_depth is None and not queues.depths)
         self.use(store, ports)
 
     def use(self, store: Store, ports: Ports) -> None:
@@ -80,7 +78,6 @@ class Client:
         self._store = store
         self._overlapping = store if isinstance(store, Overlapping) else None
         self._peek: Callable[[JobId], Job | None] | None = getattr(store, "peek", None)
-        self._quiet = self._listener is ignore and self._peek is None
 
     # Enqueuing.
 
@@ -99,10 +96,7 @@ class Client:
         refuse_in_event_loop("enqueue")
         new = [prepared.new]
         if connection is None:
-            limits = self._limits(new) if self._limited else None
-            [inserted] = self._store.insert_blocking(new, limits=limits, fresh=True)
-            if inserted.status is _CREATED and self._quiet and not inserted.deep:  # what `_accept` comes to
-                return JobHandle(self, inserted.job_id, new[0].task, prepared.signature, True)
+            [inserted] = self._store.insert_blocking(new, limits=self._limits(new), fresh=True)
         else:
             [inserted] = self._insert_blocking(new, connection)
         handle = self._accept(prepared, inserted)
@@ -190,9 +184,9 @@ class Client:
                 yield error
 
     def _limits(self, jobs: Iterable[NewJob]) -> Mapping[str, DepthLimit] | None:
-        if not self._limited:
-            return None
         queues = self.settings.queues
+        if queues.max_depth is None and queues.warn_depth is None and not queues.depths:
+            return None
         limits = {job.queue: queues.depth_limit(job.queue) for job in jobs}
         return {queue: limit for queue, limit in limits.items() if limit is not None}
 
@@ -208,7 +202,7 @@ class Client:
         if self._listener is not ignore:
             tell(self._listener, JobEnqueued(inserted.job_id, new.queue, new.task, created))
         details = None if self._peek is None else self._peek(inserted.job_id)
-        return JobHandle(self, inserted.job_id, new.task, prepared.signature, created, details)
+        return JobHandle(self, inserted.job_id, new.task, prepared.signature, created=created, details=details)
 
     def _refuse(self, new: NewJob, inserted: Inserted) -> None:
         """Raise the error that the answer stands for, if it stands for one."""
@@ -350,6 +344,7 @@ class JobHandle(Generic[R_co]):
         job_id: JobId,
         task: str,
         signature: Signature,
+        *,
         created: bool = False,
         details: Job | None = None,
     ) -> None:

@@ -154,14 +154,11 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def another(template: NewJob, job_id: JobId, payload: bytes, key: Key | None) -> NewJob:
-    """The template, which has no key, with an id, a payload and a key of its own. What was checked once is not checked
-    again.
-    """
+    """The template with an id of its own, another payload and its key. What was checked once is not checked again."""
     new: NewJob = template.__copy__()  # type: ignore[attr-defined]  # as copy.copy does, without looking for it
     force_setattr(new, "id", job_id)
     force_setattr(new, "payload", payload)
-    if key is not None:
-        force_setattr(new, "key", key)
+    force_setattr(new, "key", key)
     return new
 
 

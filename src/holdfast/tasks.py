@@ -136,12 +136,8 @@ class Enqueuer(Generic[P, R]):
         """The job for one call: arguments bound, encoded and checked. No I/O."""
         signature, client = self.spec.signature, self._client
         payload = signature.encode_call(args, kwargs, client.settings.jobs.max_payload)
-        key = _key(self.spec, self._call, payload, client.settings) if self._keyed else None
+        key = _key(self.spec, self._call, payload, client.settings)
         return PreparedJob(another(self._template, client.ports.ids.job_id(), payload, key), signature)
-
-    @cached_property
-    def _keyed(self) -> bool:
-        return self._call.key is not None or bool(self.spec.options.unique)
 
     @cached_property
     def _template(self) -> NewJob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import groupby, pairwise
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,24 @@ class Scene:
         plan = self.look.plan(REQUEST, exactly=True)
         since: int = plan.lanes[0]["since"]
         return since
+
+
+class Raced(LookBack):
+    """Whenever it looks what jobs had in common, another thread forgets it a moment later."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name == "_same" and found is not None:
+            self._same = None
+        return found
+
+
+def test_another_thread_may_forget_what_jobs_had_in_common() -> None:
+    look = Raced(ManualClock())
+    look.learn(["default"], [("default", 5, "")])
+    options = ("t", "1", 3, 60, None)
+    look.again(look.plan(REQUEST, exactly=True), [job(0)], 10, options)
+    assert [look.plan(REQUEST, exactly=True).same for _ in range(2)] == [options, None]
 
 
 def test_a_claimer_that_finds_too_little_looks_at_everything() -> None:

@@ -82,7 +82,7 @@ class LookBack:
         self._behind: set[str] = set()
         """The queues in which they did, and were not looked for yet."""
         self._same: tuple[Lane, Options] | None = None
-        """What all jobs of the last claim from one lane alone had in common."""
+        """What the jobs of the last claim from one lane alone had in common, all but a few."""
         self._hungry = True
         """Whether the last claim got less than it asked for."""
 
@@ -130,8 +130,9 @@ class LookBack:
                     due.append(lane)
             places = {lane: place for place, lane in enumerate(lanes, start=len(plan.lanes) - len(lanes) + 1)}
             plan.groups.extend([places[lane] for lane in group] for group in serving_order(due, request.turn))
-        if self._same is not None and [self._same[0]] == [_lane(named) for named in plan.lanes]:
-            return replace(plan, same=self._same[1])
+        same = self._same  # looked at once: another thread may write it meanwhile
+        if same is not None and [same[0]] == [_lane(named) for named in plan.lanes]:
+            return replace(plan, same=same[1])
         return plan
 
     def _is_cheap(self) -> bool:

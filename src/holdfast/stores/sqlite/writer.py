@@ -96,14 +96,13 @@ class Writer:
 
     def run_statement(self, sql: str, parameters: Sequence[Any]) -> int:
         """Run one statement, a transaction of its own, on this thread: the shortest way. How many rows it wrote."""
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            self._refuse_inside_a_write()
+        self._refuse_inside_a_write()
         if self._commits_of_short_log > 0:
             self._see_to_the_log()
         deadline: float | None = None
         try:
             # Nearly always nobody else writes, and then nobody needs to know the time.
-            if not (locked := self._lock.acquire(False)):
+            if not (locked := self._lock.acquire(blocking=False)):
                 deadline = self._clock.monotonic() + self._timeout
                 locked = self._lock.acquire(timeout=self._timeout)
             if locked and self._connected and not self._closed:
