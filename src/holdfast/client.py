@@ -6,7 +6,6 @@ directly on the calling thread.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -105,7 +104,7 @@ class Client:
     async def enqueue_many(
         self, calls: Iterable[PreparedJob[R]], connection: Any = None, progress: Callable[[int], object] | None = None
     ) -> Batch[R, JobHandle[R]]:
-        """Store many jobs, a thousand in one round trip, reading the calls as it goes, at most a thousand ahead.
+        """Store many jobs, a thousand in one round trip, reading the calls as it goes.
 
         `PartlyRefused` if some were refused (the others are stored), or if the store or the iterable failed after some
         were stored: then it says at which position it stopped.
@@ -113,7 +112,7 @@ class Client:
         batch: Batch[R, JobHandle[R]] = Batch(calls, progress)
         while chunk := batch.next_chunk():
             try:
-                answers = await self._insert_while([call.new for call in chunk], connection, batch)
+                answers = await self._insert([call.new for call in chunk], connection)
             except HoldfastError as error:
                 batch.stop(error)
             self._add(batch, chunk, answers)
@@ -122,7 +121,7 @@ class Client:
     def enqueue_many_blocking(
         self, calls: Iterable[PreparedJob[R]], connection: Any = None, progress: Callable[[int], object] | None = None
     ) -> Batch[R, JobHandle[R]]:
-        """The same on the calling thread, by the store's shortest way."""
+        """The same on the calling thread, by the store's shortest way. The calls are read at most a thousand ahead."""
         refuse_in_event_loop("enqueue_many")
         batch: Batch[R, JobHandle[R]] = Batch(calls, progress)
         while chunk := batch.next_chunk():
@@ -138,27 +137,16 @@ class Client:
             return await self._store.ainsert_on(connection, new, limits=self._limits(new))
         return await self._store.insert(new, limits=self._limits(new))
 
-    async def _insert_while(self, new: Sequence[NewJob], connection: Any, batch: Batch[Any, Any]) -> list[Inserted]:
-        """Insert them, and read ahead while they are on their way."""
-        if batch.at_end or connection is not None:
-            return await self._insert(new, connection)
-        inserting = asyncio.ensure_future(self._insert(new, None))
-        try:
-            await self.ports.clock.sleep(0)  # now it has sent what it has to send, unless it must connect first
-            batch.read_ahead()
-        except BaseException:
-            inserting.cancel()
-            await asyncio.wait([inserting])
-            raise
-        return await inserting
-
     def _insert_blocking(self, new: Sequence[NewJob], connection: Any) -> list[Inserted]:
         if connection is not None:
             return self._store.insert_on(connection, new, limits=self._limits(new))
         return self._store.insert_blocking(new, limits=self._limits(new))
 
     def _insert_blocking_while(self, new: Sequence[NewJob], connection: Any, batch: Batch[Any, Any]) -> list[Inserted]:
-        """The same on the calling thread."""
+        """Insert them, and read ahead while they are on their way, if the store lets its caller do that.
+
+        Not on an event loop: whoever reads an iterable there keeps it from what the insert waits for, deadlines too.
+        """
         if self._overlapping is None or batch.at_end or connection is not None:
             return self._insert_blocking(new, connection)
         return self._overlapping.insert_while(new, batch.read_ahead, limits=self._limits(new))

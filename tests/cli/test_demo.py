@@ -152,7 +152,7 @@ def test_ctrl_c_before_all_jobs_have_ended(place: Place) -> None:
 def test_nothing_outlives_a_demo_that_is_killed(place: Place) -> None:
     with started("demo", "--json", env=place.environment) as process:
         read_until_jobs_end(process)
-        assert len(place.processes) >= 4  # itself, the supervisor, two workers
+        eventually(lambda: len(place.processes) >= 4)  # itself, the supervisor, two workers: one may just have crashed
         process.kill()
     eventually(lambda: not place.processes)
 

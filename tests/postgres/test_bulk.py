@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from psycopg.errors import SerializationFailure
 
 from holdfast import Holdfast
 from holdfast.batches import PreparedJob
 from holdfast.errors import OutcomeUnknown
 from holdfast.store import DepthLimit, InsertStatus
+from holdfast.stores.postgres import connections
 from holdfast.stores.postgres.links import BlockingLink
 from tests.postgres.helpers import QUEUE, Database, new_jobs, wait_until
 from tests.postgres.named import Named, locked
@@ -83,6 +85,45 @@ def test_the_deadline_of_the_answer_begins_after_it(database: Database) -> None:
     store.open_blocking()
     [inserted] = store.insert_while(new_jobs(1), partial(time.sleep, 0.5))
     assert inserted.status is InsertStatus.CREATED
+    store.close()
+
+
+def test_a_repetition_has_its_time_however_long_that_took(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another transaction was in the way: what the caller did meanwhile is not taken from the next try."""
+    real: Any = BlockingLink.ask
+    tries: list[None] = []
+
+    def in_the_way(self: BlockingLink, query: Any) -> Any:
+        tries.append(None)
+        if len(tries) > 1:
+            return real(self, query)
+        assert self.meanwhile is not None
+        self.meanwhile()
+        raise SerializationFailure("somebody else was first")
+
+    store = database.store(timeout=0.2)
+    store.open_blocking()
+    monkeypatch.setattr(BlockingLink, "ask", in_the_way)
+    [inserted] = store.insert_while(new_jobs(1), partial(time.sleep, 0.5))
+    assert (inserted.status, len(tries)) == (InsertStatus.CREATED, 2)
+    store.close()
+
+
+def test_half_of_the_connections_are_left_to_others_meanwhile(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows how long it takes, and it may need connections itself."""
+    monkeypatch.setattr(connections, "_MOST_BLOCKING", 4)
+    store = Named(database, timeout=1).store
+    depth: list[int] = []
+
+    def meanwhile(level: int) -> None:
+        depth.append(level)
+        store.insert_while(new_jobs(1), partial(meanwhile, level + 1))
+
+    store.insert_while(new_jobs(1), partial(meanwhile, 1))
+    assert depth == [1, 2]
+    assert database.number_of("waiting") == 3
     store.close()
 
 

@@ -110,6 +110,45 @@ def test_no_room_for_it_is_no_reason_to_refuse_a_job(
     assert live_ids(after_a_power_cut(path)) == ids
 
 
+async def test_whatever_goes_wrong_with_it_is_no_reason_to_refuse_a_job(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none for the writer's thread to end: whoever awaits a write would wait in vain."""
+
+    def fails(log: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("holdfast.stores.sqlite.writer.lengthen", fails)
+    for _ in range(2 * _COMMITS_OF_A_SHORT_LOG + 1):
+        await store.insert([new_job()])
+    insert(store, _COMMITS_OF_A_SHORT_LOG)
+
+
+def test_it_is_flushed_before_anybody_writes_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(b"x" * 100)
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    lengthen(str(file), 1_000_000)
+    assert sizes == [1_000_000]
+    assert file.read_bytes() == b"x" * 100 + bytes(999_900)
+
+
+def test_without_room_it_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(b"x" * 100)
+    real = os.pwrite
+
+    def half(descriptor: int, data: bytes, offset: int) -> int:
+        if offset > 100:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[:5000], offset)
+
+    monkeypatch.setattr(os, "pwrite", half)
+    lengthen(str(file), 1_000_000)
+    assert file.read_bytes() == b"x" * 100
+
+
 def test_whoever_writes_is_not_waited_for(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     insert(store, _COMMITS_OF_A_SHORT_LOG - 1)
     other = raw(path)

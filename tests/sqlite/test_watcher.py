@@ -398,6 +398,22 @@ def test_it_says_when_nothing_can_be_heard(log: Path) -> None:
     notice.close()
 
 
+@pytest.mark.parametrize("error", [MemoryError, OSError, AttributeError])
+def test_without_the_library_nothing_can_be_heard(
+    log: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Also where no memory may be executed, as the library's callers need it."""
+
+    def fails(name: None) -> None:
+        raise error
+
+    log.touch()
+    monkeypatch.setattr("ctypes.CDLL", fails)
+    notice = FileNotice(str(log))
+    assert not notice.follow()
+    notice.close()
+
+
 # The watcher, on a file.
 
 
@@ -415,6 +431,26 @@ def store(path: Path) -> Iterator[SqliteStore]:
 
 def watchers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "holdfast-sqlite-watcher"]
+
+
+async def test_a_watcher_that_cannot_begin_does_not_keep_the_next_from_it(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = threading.Event()
+
+    def fails(path: str) -> FileNotice:
+        began.set()
+        raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(watcher, "FileNotice", fails)
+        async with Waiter(store):
+            assert await asyncio.to_thread(began.wait, EVER)
+            await eventually(lambda: not watchers())
+    async with Waiter(store) as waiter:
+        run_sql(path, "INSERT INTO holdfast_ready (task, payload) VALUES ('t', '{}')")
+        await waiter.wakes()
 
 
 class Silence:

@@ -69,7 +69,7 @@ class Claimer:
         self._stopping = False
         self.session_id: SessionId = ""
         self.empty = False
-        """Whether the last claim left nothing that is due."""
+        """Whether the last claim left nothing that is due. It may have brought jobs all the same."""
 
     @property
     def answered(self) -> int:
@@ -114,20 +114,26 @@ class Claimer:
         if not self.session_id:
             await self._open_session()
         while not self._stopping:
+            self._woken.clear()
             if self._lost:
                 await self._renew_session()
             if self._in_doubt:
                 await self._give_back_unknown()
-            limit = min(self._runner.wanted, MOST_PER_CALL)
-            if limit < 1 or len(self._settler) > _MOST_UNSETTLED:
+            limit = self._wanted()
+            if limit < 1:
                 await self._wait(None)
                 continue
-            self._woken.clear()
             claimed = await self._claim(limit)
             while claimed is not None and claimed.due_in != 0 and (waiting := self._where_to_wait()):
                 claimed = await self._claim_patiently(waiting, claimed.due_in)
             if claimed is not None and claimed.due_in != 0:
                 await self._wait(self._until(claimed.due_in))
+
+    def _wanted(self) -> int:
+        """How many jobs to claim now, if any."""
+        if self._stopping or len(self._settler) > _MOST_UNSETTLED:
+            return 0
+        return min(self._runner.wanted, MOST_PER_CALL)
 
     def _where_to_wait(self) -> WaitingClaims | None:
         """The store's waiting claims, if there is nothing to do before jobs come, and a slot is free until then."""
@@ -196,9 +202,10 @@ class Claimer:
                 await asyncio.Event().wait()
             finally:
                 await self._waiting.close()
-        async with aclosing(self._store.wakeups(self._queues)) as wakeups:  # type: ignore[type-var]
-            async for _ in wakeups:
-                self._woken.set()
+        else:
+            async with aclosing(self._store.wakeups(self._queues)) as wakeups:  # type: ignore[type-var]
+                async for _ in wakeups:
+                    self._woken.set()
 
     # The session.
 

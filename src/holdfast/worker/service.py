@@ -147,7 +147,7 @@ class WorkerService:
 
     @property
     def idle(self) -> bool:
-        """Nothing is held, and the last claim found nothing that was due."""
+        """Nothing is held, and the last claim left nothing that was due. More may have come since: ask the store."""
         return self._claimer.empty and not self._holding and not self.settler
 
     def retire(self) -> None:

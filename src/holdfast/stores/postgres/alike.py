@@ -178,8 +178,8 @@ def claimed_jobs(
             _add(job, msgspec.json.decode(row[4], type=_More))
             others += 1
         jobs.append(job)
-    alike = len(patterns) == 1 and others <= len(jobs) // _MOST_OTHERS
-    return jobs, next(iter(patterns)) if alike else None
+    worth_telling = len(patterns) == 1 and others <= len(jobs) // _MOST_OTHERS
+    return jobs, next(iter(patterns)) if worth_telling else None
 
 
 def alike_jobs(

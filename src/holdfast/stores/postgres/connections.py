@@ -143,6 +143,7 @@ class Connections:
         self._loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
         self._idle_blocking: list[BlockingLink] = []
         self._slots = threading.BoundedSemaphore(_MOST_BLOCKING)
+        self._overlapping = threading.BoundedSemaphore(_MOST_BLOCKING // 2)
 
     async def run(self, verb: Verb[T]) -> T:
         """Carry out the verb. Every statement has the store's deadline."""
@@ -244,10 +245,15 @@ class Connections:
     # Blocking calls.
 
     def run_blocking(self, verb: Verb[T], meanwhile: Callable[[], object] | None = None) -> T:
-        """The same on the calling thread. `meanwhile` is called whenever a statement has been sent."""
-        if meanwhile is None:
+        """The same on the calling thread. `meanwhile` is called whenever a statement has been sent, unless so many
+        calls do that already that there might be no connection left for others: nobody knows how long it takes.
+        """
+        if meanwhile is None or not self._overlapping.acquire(blocking=False):
             return drive(verb, self._execute_blocking)
-        return drive(verb, partial(self._execute_blocking, meanwhile=meanwhile))
+        try:
+            return drive(verb, partial(self._execute_blocking, meanwhile=meanwhile))
+        finally:
+            self._overlapping.release()
 
     def call_blocking(self, direct: Direct) -> bytes | None:
         """The same on the calling thread."""
@@ -263,7 +269,9 @@ class Connections:
             try:
                 return self._try_blocking(query, meanwhile)
             except IN_THE_WAY as error:
-                pauses = pauses or _Pauses(self.server.ports, began, self.server.timeout)
+                if pauses is None:  # what was done meanwhile is not to be held against the statement
+                    began = began if meanwhile is None else clock.monotonic()
+                    pauses = _Pauses(self.server.ports, began, self.server.timeout)
                 pause = pauses.next()
                 if pause is None:
                     raise self.server.failure(error, query) from error

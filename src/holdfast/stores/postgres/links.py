@@ -20,6 +20,7 @@ from holdfast.stores.postgres.query import Query
 
 RV = TypeVar("RV")
 
+_MOST_READS_IN_A_TURN = 64
 _TIME_TO_CANCEL = 0.5
 """Seconds beyond the deadline to ask the server not to go on with a statement that nobody waits for any more."""
 
@@ -71,8 +72,11 @@ async def _waited(gen: PQGen[RV], connection: AsyncLink, timeout: float | None) 
         awaited = next(gen)
         state: Ready = Ready.NONE
         while True:
-            # The driver reads 16 kB at a time. What has arrived is read without a turn of the loop for each of them.
-            while state == Ready.R and awaited == Wait.R and connection.ear.poll(0):
+            # The driver reads 16 kB at a time. What has arrived is read without a turn of the loop for each of them,
+            # but others on the loop want their turn, too.
+            for _ in range(_MOST_READS_IN_A_TURN):
+                if not (state == Ready.R and awaited == Wait.R and connection.ear.poll(0)):
+                    break
                 awaited = gen.send(state)
             ready: asyncio.Future[Ready] = loop.create_future()
             timer = None if deadline is None else loop.call_at(deadline, _is_ready, ready, Ready.NONE)

@@ -20,9 +20,14 @@ from holdfast.stores.redis.tokens import Tokens
 from holdfast.stores.redis.verbs import Share, Verbs
 from holdfast.stores.redis.wire import Line, LineFailed, ReplyError
 
-_FIRST_RETRY, _LAST_RETRY = 0.1, 5.0
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 1.0
+"""Seconds before each ordinary claim, while no claim can wait in the server."""
 _SHORTEST = 0.01
 """Seconds. To wait for less may mean to a server that it is to wait for ever."""
+_LATEST = 3.0
+"""Seconds by which the answer may be late. Nobody asks for jobs meanwhile, so it is less than for other calls."""
+_UNUSED = 5.0
+"""Seconds. A connection that nothing was sent on for longer may have been forgotten by what lies between, silently."""
 
 
 class RedisWaitingClaims:
@@ -48,7 +53,8 @@ class RedisWaitingClaims:
         self._ports = ports
         self._tokens = Tokens(connections, verbs, ports)
         self._line: Line | None = None
-        self._retry = _FIRST_RETRY
+        self._used_at = 0.0
+        self._next_pause = _FIRST_PAUSE
 
     async def close(self) -> None:
         """See `WaitingClaims.close`."""
@@ -58,21 +64,23 @@ class RedisWaitingClaims:
     async def claim(self, request: ClaimRequest, *, due_in: int | None, seconds: float) -> Claimed:
         """See `WaitingClaims.claim`."""
         of_key = {self._verbs.layout.key(queue, "wake"): queue for queue in request.queues}
-        line = await self._connect(next(iter(of_key)))
         wait = min(seconds, self._block)
-        due = None
-        if due_in is not None and due_in < wait * MICROSECONDS:
+        is_due = due_in is not None and due_in < wait * MICROSECONDS
+        if due_in is not None and is_due:
             wait = due_in / MICROSECONDS
-            due = asyncio.ensure_future(self._offer_after(wait, request.queues))
-        wait = max(_SHORTEST, round(wait, 3))
+        line = await self._connect(next(iter(of_key)))
+        if line is None:
+            return await self._claim_after_a_pause(request, wait)
         shares = self._verbs.shares(request)
+        due = asyncio.ensure_future(self._offer_after(wait, request.queues)) if is_due else None
+        longest = max(_SHORTEST, round(wait, 3))
         try:
             taken, *replies = await line.ask(
-                [("BLPOP", *of_key, wait), *(share.call.command for share in shares)],
-                wait + self._connections.access.read_timeout,
+                [("BLPOP", *of_key, longest), *(share.call.command for share in shares)],
+                longest + min(_LATEST, self._connections.access.read_timeout),
             )
         except LineFailed as error:
-            self._connections.dispatcher.topology.doubt()
+            await self._pause(wait)
             if error.sent:
                 raise OutcomeUnknown(f"jobs may have been claimed: {error}") from error
             raise StoreUnavailable(f"{error}. Nothing was written") from error
@@ -82,14 +90,14 @@ class RedisWaitingClaims:
         finally:
             if due is not None:
                 due.cancel()
+        self._used_at = self._ports.clock.monotonic()
         claimed = await self._connections.run(self._verbs.shared(request, shares, replies))
-        if isinstance(taken, ReplyError):
-            if not claimed.jobs:
-                await self._pause(min(seconds, self._block))
-        else:
-            self._retry = _FIRST_RETRY
+        if not isinstance(taken, ReplyError):
+            self._next_pause = _FIRST_PAUSE
             if taken is not None:
                 self._took(of_key[taken[0]], shares, replies)
+        elif not claimed.jobs:  # the server does not let us wait, or has changed its role
+            return await self._claim_after_a_pause(request, wait)
         if claimed.due_in == 0 and not claimed.jobs:
             return await self._claim(request)
         return claimed
@@ -107,25 +115,35 @@ class RedisWaitingClaims:
                 return
         self._tokens.taken(queue)
 
+    async def _claim_after_a_pause(self, request: ClaimRequest, most: float) -> Claimed:
+        """Where no claim can wait, jobs are asked for from time to time."""
+        await self._pause(most)
+        claimed = await self._claim(request)
+        if claimed.jobs:
+            self._next_pause = _FIRST_PAUSE
+        return claimed
+
     async def _pause(self, most: float) -> None:
-        """The server does not let us wait, or has changed its role: then it is asked from time to time."""
+        """A little longer each time, so many seconds at most."""
         self._disconnect()
         self._connections.dispatcher.topology.doubt()
-        await self._ports.clock.sleep(min(most, self._retry * (0.5 + self._ports.random.fraction())))
-        self._retry = min(2 * self._retry, _LAST_RETRY)
+        await self._ports.clock.sleep(min(most, self._next_pause * (0.5 + self._ports.random.fraction())))
+        self._next_pause = min(2 * self._next_pause, _LAST_PAUSE)
 
-    async def _connect(self, key: bytes) -> Line:
+    async def _connect(self, key: bytes) -> Line | None:
+        """The connection of the claims that wait. None: it is not to be had, though others may be."""
         line = self._line
-        if line is None or line.closed or line.place != self._connections.dispatcher.topology.place_of(key):
+        place = self._connections.dispatcher.topology.place_of(key)
+        unused = self._ports.clock.monotonic() - self._used_at > _UNUSED
+        if line is None or line.closed or line.place != place or unused:
             self._disconnect()
             try:
                 line = self._line = await self._connections.line_apart(key)
-            except (LineFailed, ReplyError) as error:
-                self._connections.dispatcher.topology.doubt()
-                raise StoreUnavailable(f"{error}. Nothing was written") from error
+            except (LineFailed, ReplyError):
+                return None
         return line
 
     def _disconnect(self) -> None:
         if self._line is not None:
-            self._line.close()
+            self._line.hang_up()
             self._line = None

@@ -7,11 +7,13 @@ dropped. A connection on which a reply is late is closed; what was sent on it ma
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -236,6 +238,15 @@ class Line(asyncio.Protocol):
         self._stop_alarm()
         if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
+
+    def hang_up(self) -> None:
+        """Close it so that the server hears of it at once, also if children that were forked have copies of it."""
+        raw = None if self._transport is None else self._transport.get_extra_info("socket")
+        if raw is not None:
+            # A copy of our own: not every loop's socket can be shut down.
+            with suppress(OSError), socket.socket(fileno=os.dup(raw.fileno())) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+        self.close()
 
     def _stop_alarm(self) -> None:
         if self._alarm is not None:

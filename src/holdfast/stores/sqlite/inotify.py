@@ -29,7 +29,7 @@ def _system_library() -> Any:
         library.inotify_init1.argtypes = (ctypes.c_int,)
         library.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
         library.inotify_rm_watch.argtypes = (ctypes.c_int, ctypes.c_int)
-    except (ImportError, OSError, TypeError, AttributeError):
+    except Exception:  # even MemoryError, where no memory may be executed
         return None
     return library
 
@@ -44,7 +44,6 @@ class FileNotice:
         self._library = _system_library()
         self._descriptor = -1
         self._watch = -1
-        self._readable = select.poll()
         self._news = False
 
     def follow(self) -> bool:
@@ -67,6 +66,7 @@ class FileNotice:
         if self._descriptor < 0:
             self._descriptor = self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             if self._descriptor >= 0:
+                self._readable = select.poll()
                 self._readable.register(self._descriptor, select.POLLIN)
         return self._descriptor >= 0
 

@@ -6,6 +6,7 @@ writes to the log (`inotify.py`), and by the clock where nothing can be heard of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -135,24 +136,30 @@ class Watcher:
                 self._thread = self._spawner.thread(lambda: self._watch(commits), "holdfast-sqlite-watcher")
 
     def _watch(self, commits: Callable[[], Commits | None]) -> None:
-        # SQLite puts the log beside the file itself, also where the path is a link to it.
-        notice = self._notice = FileNotice(f"{os.path.realpath(self._path)}-wal")
-        pace = Pace(notice, self._clock)
         try:
-            while self._is_wanted():
-                try:
-                    pace.wait(_LISTENING[-1] if self._hub else _POLLING[-1])
-                except Exception:
-                    notice.close()  # from now on by the clock alone
-                try:
-                    others = self._others_committed(commits)
-                    if others:
-                        self._hub.notify()
-                    pace.looked(others=others)
-                except Exception:
-                    pace.failed()
+            # SQLite puts the log beside the file itself, also where the path is a link to it.
+            with contextlib.closing(FileNotice(f"{os.path.realpath(self._path)}-wal")) as notice:
+                self._notice = notice
+                self._look_out(notice, commits)
         finally:
-            notice.close()
+            with self._lock:  # whatever ended it: who waits next begins another
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _look_out(self, notice: FileNotice, commits: Callable[[], Commits | None]) -> None:
+        pace = Pace(notice, self._clock)
+        while self._is_wanted():
+            try:
+                pace.wait(_LISTENING[-1] if self._hub else _POLLING[-1])
+            except Exception:
+                notice.close()  # from now on by the clock alone
+            try:
+                others = self._others_committed(commits)
+                if others:
+                    self._hub.notify()
+                pace.looked(others=others)
+            except Exception:
+                pace.failed()
 
     def _is_wanted(self) -> bool:
         with self._lock:

@@ -228,10 +228,10 @@ class Writer:
     def _see_to_the_log(self) -> None:
         """Before a write: make the log long once there have been some, when nobody else happens to write."""
         self._commits_of_short_log -= 1
-        if self._commits_of_short_log == 0:
+        if self._commits_of_short_log <= 0:  # threads may count at the same time
             try:
                 self.run(lambda _: lengthen(f"{self._path}-wal"), self._clock.monotonic())
-            except (StoreError, OSError):  # it can wait, and what is really wrong will be told to a caller
+            except Exception:  # it can wait, and what is really wrong will be told to a caller
                 self._commits_of_short_log = _COMMITS_OF_A_SHORT_LOG
 
     def _serve_batch(self, calls: list[Call]) -> None:

@@ -106,6 +106,9 @@ class FaultyStore:
         """Another connection, over the same bad network."""
         return wrap(self._store.beside(), self._faults, self._ports, self._loop)
 
+    def waiting_claims(self, queues: Collection[str]) -> None:
+        """See `Patient.waiting_claims`. None: those of the store would pass by all faults."""
+
     async def __aenter__(self) -> Self:
         """Open the store, without faults. Python looks these two up on the class, past `__getattr__`."""
         await self._store.__aenter__()

@@ -152,6 +152,17 @@ async def test_a_replayed_job_is_not_pruned_by_its_old_end(rig: Rig) -> None:
     assert await rig.store.prune(1000) == 1
 
 
+async def test_a_job_that_ended_twice_is_pruned_once(rig: Rig) -> None:
+    """Whatever is left of its old end, and whatever else ended with it: the answer and the counts are right."""
+    twice, other = await rig.add_many(2, retention=rig.steps(1))
+    await rig.store.request_cancel([twice])
+    await rig.replay(twice)
+    await rig.store.request_cancel([other, twice])
+    await rig.wait(1.1)
+    assert await rig.store.prune(1000) == 2
+    assert await rig.store.counts() == []
+
+
 async def test_prune_is_limited_and_goes_on(rig: Rig) -> None:
     """Many rows are removed page by page, and the answer says how many."""
     ids = await rig.add_many(5, retention=0)

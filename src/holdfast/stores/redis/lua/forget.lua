@@ -1,13 +1,9 @@
 -- ARGV: ids. Answer: how many ended jobs were removed.
 redis.call('HDEL', meta, '')
-local done = {}
 for _, id in ipairs(ARGV) do
   local row = redis.call('HGET', states, id)
   local state = row and string.match(row, '^[^\t]+')
-  if (state == 'succeeded' or state == 'failed' or state == 'cancelled') and not done[id] then
-    done[id] = true
-    remove(id, state)
-  end
+  if state == 'succeeded' or state == 'failed' or state == 'cancelled' then remove(id, state) end
 end
 flush_removed()
 return #removed

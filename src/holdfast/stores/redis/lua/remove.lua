@@ -1,6 +1,8 @@
--- Removes ended jobs. `by_state` counts them; `flush_removed` makes the writes.
-local removed, by_state = {}, {}
+-- Removes ended jobs, each once: its row is there until `flush_removed` makes the writes. `by_state` counts them.
+local removed, by_state, gone = {}, {}, {}
 local function remove(id, state)
+  if gone[id] then return end
+  gone[id] = true
   removed[#removed + 1] = id
   by_state[state] = (by_state[state] or 0) + 1
 end
