@@ -14,10 +14,10 @@ from psycopg.errors import SerializationFailure
 from holdfast import Holdfast
 from holdfast.batches import PreparedJob
 from holdfast.errors import OutcomeUnknown
-from holdfast.store import DepthLimit, InsertStatus
+from holdfast.store import InsertStatus
 from holdfast.stores.postgres import connections
 from holdfast.stores.postgres.links import BlockingLink
-from tests.postgres.helpers import QUEUE, Database, new_jobs, wait_until
+from tests.postgres.helpers import Database, new_jobs, wait_until
 from tests.postgres.named import Named, locked
 from tests.servers import PostgresServer
 
@@ -64,20 +64,6 @@ async def test_the_jobs_are_on_their_way_when_the_caller_goes_on(named: Named, d
     assert len(seen) == 1
     assert [answer.status for answer in answers] == [InsertStatus.CREATED] * 1_000
     assert database.number_of("waiting") == 1_000
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_insert_while_answers_as_insert_blocking(named: Named, refused: bool) -> None:
-    jobs = new_jobs(3)
-    named.store.insert_blocking(jobs[1:2])
-    limits = {QUEUE: DepthLimit(max_depth=2)} if refused else None
-    called: list[None] = []
-    answers = named.store.insert_while([*jobs, *jobs], partial(called.append, None), limits=limits)
-    last = InsertStatus.FULL if refused else InsertStatus.CREATED
-    again = InsertStatus.FULL if refused else InsertStatus.EXISTING
-    assert [answer.status for answer in answers][:3] == [InsertStatus.CREATED, InsertStatus.EXISTING, last]
-    assert answers[5].status is again
-    assert called
 
 
 def test_the_deadline_of_the_answer_begins_after_it(database: Database) -> None:
@@ -153,14 +139,6 @@ async def test_a_lost_connection_meanwhile_is_an_unknown_outcome(named: Named, d
         await asyncio.to_thread(named.store.insert_while, jobs, meanwhile)
     assert list(unknown.value.ids) == [job.id for job in jobs]
     assert database.number_of("waiting") == 0
-
-
-def test_a_call_meanwhile_has_a_connection_of_its_own(named: Named, database: Database) -> None:
-    def meanwhile() -> None:
-        named.store.insert_blocking(new_jobs(5))
-
-    named.store.insert_while(new_jobs(5), meanwhile)
-    assert database.number_of("waiting") == 10
 
 
 def test_many_of_many_are_read_while_the_server_works(named: Named) -> None:

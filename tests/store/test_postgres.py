@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.testing.suite import *  # noqa: F403
 from holdfast.testing.suite import Harness
+from holdfast.testing.suite.overlapping import *  # noqa: F403
 from tests.postgres.helpers import Database, Travel
 from tests.postgres.roles import make_roles
 from tests.servers import PostgresServer

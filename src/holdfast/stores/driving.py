@@ -6,7 +6,9 @@ request of the same verb fails without an effect of its own, the verb as a whole
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Protocol, TypeVar
 
 from holdfast.errors import OutcomeUnknown, StoreError, StoreUnavailable
@@ -45,6 +47,24 @@ def drive(verb: Generator[R, A, T], execute: Callable[[R], A]) -> T:
         return outcome
     finally:
         verb.close()
+
+
+class Overlaps:
+    """Calls that let their caller do something else while the server works: so many at a time. Each has a connection
+    for as long as that takes, which nobody knows, and some must be left for others.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = threading.BoundedSemaphore(most)
+
+    def drive(self, verb: Generator[R, A, T], execute: Callable[..., A], meanwhile: Callable[[], object] | None) -> T:
+        """As `drive`. `execute` is handed `meanwhile`, too, if there are not so many already."""
+        if meanwhile is None or not self._free.acquire(blocking=False):
+            return drive(verb, execute)
+        try:
+            return drive(verb, partial(execute, meanwhile=meanwhile))
+        finally:
+            self._free.release()
 
 
 async def drive_async(verb: Generator[R, A, T], execute: Callable[[R], Awaitable[A]]) -> T:

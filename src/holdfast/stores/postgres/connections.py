@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -18,7 +17,7 @@ from psycopg import errors as sqlstates
 
 from holdfast.errors import InvalidOption, OutcomeUnknown, StoreError, StoreUnavailable
 from holdfast.ports import Ports
-from holdfast.stores.driving import drive, drive_async
+from holdfast.stores.driving import Overlaps, drive_async
 from holdfast.stores.postgres.direct import Direct
 from holdfast.stores.postgres.links import AsyncLink, BlockingLink, Rows, is_alive
 from holdfast.stores.postgres.query import Query, Verb
@@ -143,7 +142,7 @@ class Connections:
         self._loops: dict[asyncio.AbstractEventLoop, _OfLoop] = {}
         self._idle_blocking: list[BlockingLink] = []
         self._slots = threading.BoundedSemaphore(_MOST_BLOCKING)
-        self._overlapping = threading.BoundedSemaphore(_MOST_BLOCKING // 2)
+        self._overlaps = Overlaps(_MOST_BLOCKING // 2)
 
     async def run(self, verb: Verb[T]) -> T:
         """Carry out the verb. Every statement has the store's deadline."""
@@ -245,15 +244,8 @@ class Connections:
     # Blocking calls.
 
     def run_blocking(self, verb: Verb[T], meanwhile: Callable[[], object] | None = None) -> T:
-        """The same on the calling thread. `meanwhile` is called whenever a statement has been sent, unless so many
-        calls do that already that there might be no connection left for others: nobody knows how long it takes.
-        """
-        if meanwhile is None or not self._overlapping.acquire(blocking=False):
-            return drive(verb, self._execute_blocking)
-        try:
-            return drive(verb, partial(self._execute_blocking, meanwhile=meanwhile))
-        finally:
-            self._overlapping.release()
+        """The same on the calling thread. `meanwhile` is called whenever a statement has been sent, if possible."""
+        return self._overlaps.drive(verb, self._execute_blocking, meanwhile)
 
     def call_blocking(self, direct: Direct) -> bytes | None:
         """The same on the calling thread."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.ports import Ports
-from holdfast.stores.driving import drive, drive_async
+from holdfast.stores.driving import Overlaps, drive_async
 from holdfast.stores.loop_end import LoopEnd
 from holdfast.stores.redis.dispatch import LEAST_WAIT, Batch, Call, Dispatcher, Packed, Verb, is_complete
 from holdfast.stores.redis.topology import Pause, Result, Send
@@ -52,6 +53,7 @@ class Connections:
         for _ in range(pool_size):
             self._slots.put(None)
         self._pool_size = pool_size
+        self._overlaps = Overlaps(pool_size // 2)
 
     # On an event loop.
 
@@ -157,18 +159,20 @@ class Connections:
 
     # On the calling thread.
 
-    def run_blocking(self, verb: Verb[T]) -> T:
-        """The same on the calling thread."""
-        return drive(verb, self._execute_blocking)
+    def run_blocking(self, verb: Verb[T], meanwhile: Callable[[], object] | None = None) -> T:
+        """The same on the calling thread. `meanwhile` is called when something durable has been sent, if possible."""
+        return self._overlaps.drive(verb, self._execute_blocking, meanwhile)
 
-    def _execute_blocking(self, batch: Batch) -> list[Any]:
+    def _execute_blocking(self, batch: Batch, meanwhile: Callable[[], object] | None = None) -> list[Any]:
         first = self.dispatcher.direct(batch)
         result: Result | None = None
         began = self._ports.clock.monotonic()
         if first is not None:
-            result = self._exchange_blocking(first)
+            result = self._exchange_blocking(first, meanwhile if batch.durable else None)
             if is_complete(result):
                 return result
+            if meanwhile is not None:  # what was done meanwhile is not to be held against the server
+                began = self._ports.clock.monotonic()
         return self._execute_blocking_from(batch, first, result, began)
 
     def call_blocking(self, call: Packed) -> Any:
@@ -202,11 +206,20 @@ class Connections:
         finally:
             steps.close()
 
-    def _exchange_blocking(self, send: Send) -> Result:
+    def _exchange_blocking(self, send: Send, meanwhile: Callable[[], object] | None = None) -> Result:
         timeout = send.timeout or self.access.read_timeout
-        return self._converse(send.place, send.plain, packed(send.commands), len(send.commands), timeout)
+        data, count = packed(send.commands), len(send.commands)
+        return self._converse(send.place, send.plain, data, count, timeout, meanwhile)
 
-    def _converse(self, place: Place, plain: bool, data: bytes, count: int, timeout: float) -> Result:
+    def _converse(
+        self,
+        place: Place,
+        plain: bool,
+        data: bytes,
+        count: int,
+        timeout: float,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Result:
         """Send so many commands, and wait for their replies, on a connection that nobody else uses meanwhile."""
         try:
             slot = self._slots.get_nowait()
@@ -220,7 +233,7 @@ class Connections:
         try:
             idle = self._idle_at(place, plain)
             line = _alive(idle) or BlockingLine(place, self._plain if plain else self.access, self._ports.clock)
-            replies = line.exchange(data, count, timeout)
+            replies = line.exchange(data, count, timeout, meanwhile)
             idle.append(line)
             return replies
         except (LineFailed, ReplyError) as error:

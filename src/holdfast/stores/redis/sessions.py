@@ -31,6 +31,7 @@ class Sessions:
         self._together = together
         self._entered: tuple[SessionId, list[str]] = ("", [])
         """Of the session that has beaten last, the queues. Queues are only ever added to a root."""
+        self._last_beat: tuple[SessionId, float] = ("", 0.0)
 
     def _root(self, session_id: SessionId, *args: Any) -> Call:
         return run_script(self._scripts["root"], [self._layout.root(session_id)], args)
@@ -59,6 +60,14 @@ class Sessions:
         if not is_open:
             raise SessionClosed(f"session {session_id} is not open; it may not claim jobs")
         yield Batch([self._part(queue, session_id, "open")])
+
+    def sign_ttl(self, session_id: SessionId, now: float, usual: float) -> float:
+        """How long the sign that a worker lives is to last, from this beat on: longer than usual if it beats more
+        seldom, as one does that was given a TTL of its own.
+        """
+        last, self._last_beat = self._last_beat, (session_id, now)
+        since = now - last[1] if last[0] == session_id else 0.0
+        return usual if since < usual / 2 else 3 * since
 
     def beat(self, session_id: SessionId, ttl: float, epoch: str) -> Verb[tuple[Beat, int, tuple[str, int] | None]]:
         """See `Store.beat`; the counter; and what became of the epoch, if it is known.

@@ -8,19 +8,13 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn, Self, TypeVar
 
 import msgspec
 
-from holdfast.errors import (
-    ForeignConnection,
-    InvalidOption,
-    OutcomeUnknown,
-    SessionClosed,
-    StoreUnavailable,
-)
+from holdfast.errors import ForeignConnection, InvalidOption, OutcomeUnknown, SessionClosed, StoreUnavailable
 from holdfast.job import Job, JobId, Lease, NewJob, SessionId
 from holdfast.lifecycle import Applied, Move
 from holdfast.ports import SYSTEM, Ports
@@ -122,7 +116,6 @@ class RedisStore:
             weakref.WeakKeyDictionary()
         )
         self._opened = False
-        self._last_beat = ("", 0.0)
         self._connect()
         _stores.add(self)
 
@@ -249,6 +242,20 @@ class RedisStore:
         self, jobs: Sequence[NewJob], *, limits: Mapping[str, DepthLimit] | None = None, fresh: bool = False
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
+        return self._insert_here(jobs, limits)
+
+    def insert_while(
+        self, jobs: Sequence[NewJob], meanwhile: Callable[[], object], *, limits: Mapping[str, DepthLimit] | None = None
+    ) -> list[Inserted]:
+        """See `Overlapping.insert_while`."""
+        return self._insert_here(jobs, limits, meanwhile)
+
+    def _insert_here(
+        self,
+        jobs: Sequence[NewJob],
+        limits: Mapping[str, DepthLimit] | None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> list[Inserted]:
         if not self._opened:
             self.open_blocking()
         try:
@@ -256,7 +263,7 @@ class RedisStore:
             if put is not None and self._connections.call_blocking(put):
                 inserted = [Inserted(jobs[0].id, InsertStatus.CREATED)]
             else:
-                inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits))
+                inserted = self._connections.run_blocking(self._verbs.insert(jobs, limits), meanwhile)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(str(error), [job.id for job in jobs]) from error
         if self._hub:
@@ -290,7 +297,7 @@ class RedisStore:
         it holds by old leases cannot be mixed up with what is claimed from now on.
         """
         known = self._verbs.epoch
-        ttl = self._heartbeat_ttl(session_id)
+        ttl = self._verbs.sessions.sign_ttl(session_id, self._ports.clock.monotonic(), self._tuning.heartbeat_ttl)
         beat, count, found = await self._run(self._verbs.sessions.beat(session_id, ttl, known[0]))
         if beat.open or session_id == self._verbs.session_id:  # one that is not ours has nothing to close
             went_back = beat.open and count <= self._verbs.beats.get(session_id, 0)
@@ -304,16 +311,6 @@ class RedisStore:
                 why = str(error).removesuffix(". Nothing was written")
                 raise OutcomeUnknown(f"the beat was counted; then, is it still the same store? {why}") from error
         return beat
-
-    def _heartbeat_ttl(self, session_id: SessionId) -> float:
-        """How long the sign that a worker lives is to last: longer than usual if it beats more seldom, as one does that
-        was given a TTL of its own.
-        """
-        now = self._ports.clock.monotonic()
-        last, self._last_beat = self._last_beat, (session_id, now)
-        usual = self._tuning.heartbeat_ttl
-        since = now - last[1] if last[0] == session_id else 0.0
-        return usual if since < usual / 2 else 3 * since
 
     async def _compare_epoch(self, session_id: SessionId, *, went_back: bool = False) -> None:
         fresh, where = self._ports.ids.session_id(), self.topology.shown

@@ -287,11 +287,17 @@ class BlockingLine:
         """As `Line.ask`. After a failure the connection is closed."""
         return self.exchange(packed(commands), len(commands), timeout)
 
-    def exchange(self, data: bytes, count: int, timeout: float) -> list[Any]:
-        """The same for so many commands as they travel."""
+    def exchange(
+        self, data: bytes, count: int, timeout: float, meanwhile: Callable[[], object] | None = None
+    ) -> list[Any]:
+        """The same for so many commands as they travel. `meanwhile`: called when they are sent; the time for the
+        replies begins after it.
+        """
         replies: list[Any] = []
         try:
             self._send(data)
+            if meanwhile is not None:
+                meanwhile()
             deadline = self._clock.monotonic() + timeout
             if self._access.tls is None:  # the answer is hardly there yet; with TLS it may be, and be read already
                 self._wait(self._readable, deadline)

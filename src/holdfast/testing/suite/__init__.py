@@ -8,7 +8,8 @@ A test module for a store imports everything from here and says how to reach the
     def harness() -> Harness:
         return MyHarness()
 
-One whose claims can wait (`holdfast.patience`) imports `holdfast.testing.suite.waiting` in the same way.
+One whose claims can wait (`holdfast.patience`) imports `holdfast.testing.suite.waiting` in the same way, one that is
+`Overlapping` imports `holdfast.testing.suite.overlapping`.
 
 Needs pytest with pytest-asyncio in its `auto` mode.
 """
@@ -36,6 +37,7 @@ _MODULES = (
     "reading",
     "races",
     "waiting",
+    "overlapping",
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
