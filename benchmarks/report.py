@@ -21,6 +21,10 @@ TITLES = {
 }
 PLOTTED = ("drain", "enqueue_bulk", "enqueue_one", "latency_p50", "cpu")
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+BULK = (
+    "enqueue_bulk: ours is one call, which reads an iterator; peers are called with a list of a thousand, one call "
+    "after the other. Other ways to call either: docs/decisions/0011-how-speed-is-measured.md"
+)
 _COLOURS = {"met": "green", "missed": "red", "not measured": "yellow"}
 
 
@@ -89,6 +93,8 @@ def beside(results: Results) -> Iterator[str]:
     for one in also_told(results):
         engine, figure, ours, theirs, ratio, _, _ = _verdict_row(one)
         yield f"{engine}: {figure}: {one.target.words}: {theirs}; ours {ours}, ratio {ratio}"
+    if any(peer.value("enqueue_bulk") for peer in results.entrants.values() if peer.kind == "peer"):
+        yield BULK
     drains = {name: who.value("drain") for name in ("redis", "postgres") if (who := results.ours(name))}
     for peer in results.peers("rabbitmq"):
         if rate := peer.value("drain"):

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.report import (
     BEGIN,
+    BULK,
     END,
     beside,
     engine_plot,
@@ -24,7 +25,7 @@ from benchmarks.report import (
     write_docs,
 )
 from benchmarks.results import Results
-from benchmarks.targets import TARGETS, Judged, Target, judge, judged
+from benchmarks.targets import A_THOUSAND, TARGETS, Judged, Target, judge, judged
 
 
 def kind_of(contestant: str) -> str:
@@ -173,7 +174,7 @@ def test_a_peer_that_works_by_the_batch_counts_and_is_marked() -> None:
         info("pgqueuer", engine="postgres"), line("pgqueuer", "drain", 40, engine="postgres"),
         line("holdfast", "drain", 200, engine="postgres"),
     )  # fmt: skip
-    judgement = verdict(seen, "postgres", "drain", "the best peer")
+    judgement = verdict(seen, "postgres", "drain", A_THOUSAND)
     assert (judgement.verdict, judgement.rival) == ("missed", "pg-boss*")
     told = (
         "PostgreSQL: drain: the best peer that runs and settles each job by itself: 40 (pgqueuer); ours 200, ratio 5.00"
@@ -185,7 +186,7 @@ def test_a_peer_that_works_by_the_batch_counts_and_is_marked() -> None:
 
 
 def test_sizes_that_were_searched_for_are_told_and_do_not_judge() -> None:
-    """A peer counts as its documentation has it; what a search made of it stands beside, whoever is ahead."""
+    """A peer counts in the sizes that the targets were set by; what a search made of it stands beside."""
     seen = results(
         machine(engine="postgres"),
         info("pg-boss", engine="postgres", batch="per batch of 9"),
@@ -194,11 +195,19 @@ def test_sizes_that_were_searched_for_are_told_and_do_not_judge() -> None:
         line("pg-boss-99", "drain", 100, engine="postgres"),
         line("holdfast", "drain", 200, engine="postgres"),
     )
-    judgement = verdict(seen, "postgres", "drain", "the best peer")
+    judgement = verdict(seen, "postgres", "drain", A_THOUSAND)
     assert (judgement.verdict, judgement.rival) == ("met", "pg-boss*")
-    told = "the best peer, also in sizes that no documentation names: 100 (pg-boss-99*); ours 200, ratio 2.00"
+    told = (
+        "the best peer, pg-boss also in the fastest sizes that a search found: 100 (pg-boss-99*); ours 200, ratio 2.00"
+    )
     assert f"PostgreSQL: drain: {told}" in list(beside(seen))
     assert told in readme_section(seen)
+
+
+def test_how_many_jobs_are_handed_over_is_told_beside_their_rate() -> None:
+    seen = results(info("bullmq"), line("bullmq", "enqueue_bulk", 1_000), line("holdfast", "enqueue_bulk", 5_000))
+    assert list(beside(seen)) == [BULK]
+    assert BULK in readme_section(seen)
 
 
 def test_rabbitmq_stands_beside_our_drains() -> None:

@@ -33,9 +33,10 @@ main({
       `localConcurrency ${LOOPS}, batchSize ${BATCH}, burstWhenBatchFull, useListenNotify with a notify queue: ` +
       (EACH
         ? 'with perJobResults, which its documentation has for batches whose jobs end each by itself'
-        : 'the options of its documentation for many jobs' + (SEARCHED ? ', in the fastest sizes that were found' : '')),
+        : 'the options of its documentation for many jobs, in ' +
+          (SEARCHED ? 'the fastest sizes that a search found' : 'the sizes that the targets were set by')),
     batch: EACH ? '' : `one handler call per batch of ${BATCH}; a failure fails the batch`,
-    searched: SEARCHED ? 'in sizes that no documentation names, the fastest that a search found' : '',
+    searched: SEARCHED ? 'the fastest sizes that a search found' : '',
     without: EACH || SEARCHED ? ['enqueue', 'enqueue_bulk', 'latency', 'sync_drain'] : [],
     durability: 'active, then completed (the row is kept); what is active too long, 15 minutes, is retried',
     threads: false,
