@@ -64,20 +64,18 @@ class RedisWaitingClaims:
     async def claim(self, request: ClaimRequest, *, due_in: int | None, seconds: float) -> Claimed:
         """See `WaitingClaims.claim`."""
         of_key = {self._verbs.layout.key(queue, "wake"): queue for queue in request.queues}
-        wait = min(seconds, self._block)
-        is_due = due_in is not None and due_in < wait * MICROSECONDS
-        if due_in is not None and is_due:
-            wait = due_in / MICROSECONDS
+        longest = min(seconds, self._block)
+        wait = longest if due_in is None else min(longest, due_in / MICROSECONDS)
         line = await self._connect(next(iter(of_key)))
         if line is None:
             return await self._claim_after_a_pause(request, wait)
         shares = self._verbs.shares(request)
-        due = asyncio.ensure_future(self._offer_after(wait, request.queues)) if is_due else None
-        longest = max(_SHORTEST, round(wait, 3))
+        due = asyncio.ensure_future(self._offer_after(wait, request.queues)) if wait < longest else None
+        blocked = max(_SHORTEST, round(wait, 3))
         try:
             taken, *replies = await line.ask(
-                [("BLPOP", *of_key, longest), *(share.call.command for share in shares)],
-                longest + min(_LATEST, self._connections.access.read_timeout),
+                [("BLPOP", *of_key, blocked), *(share.call.command for share in shares)],
+                blocked + min(_LATEST, self._connections.access.read_timeout),
             )
         except LineFailed as error:
             await self._pause(wait)
