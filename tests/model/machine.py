@@ -75,6 +75,8 @@ T = TypeVar("T")
 
 QUEUES = ("a", "b")
 MOST_SESSIONS = 8
+MOST_PRUNED = 2_000
+"""More than an example can have made: a store that has lost a guard may tell for ever of what it does not remove."""
 NO_LOSS = 1
 """The invariant."""
 BOOM = Failure(at=0, attempt=1, type="Boom", message="it went wrong")
@@ -496,6 +498,7 @@ class StoreModel(RuleBasedStateMachine):
             while page := await store.prune(size):
                 assert page <= size
                 pruned += page
+                assert pruned < MOST_PRUNED, "it tells of what it does not remove"
             return pruned
 
         self.ask(call)

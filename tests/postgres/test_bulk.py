@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from psycopg.errors import SerializationFailure
 
 from holdfast import Holdfast
-from holdfast.batches import PreparedJob
 from holdfast.errors import OutcomeUnknown
 from holdfast.store import InsertStatus
 from holdfast.stores.postgres import connections
@@ -139,23 +137,3 @@ async def test_a_lost_connection_meanwhile_is_an_unknown_outcome(named: Named, d
         await asyncio.to_thread(named.store.insert_while, jobs, meanwhile)
     assert list(unknown.value.ids) == [job.id for job in jobs]
     assert database.number_of("waiting") == 0
-
-
-def test_many_of_many_are_read_while_the_server_works(named: Named) -> None:
-    app = Holdfast(named.store)
-
-    @app.task
-    def task(n: int) -> None: ...
-
-    read = 0
-
-    def calls() -> Iterator[PreparedJob[None]]:
-        nonlocal read
-        for n in range(2_500):
-            read += 1
-            yield task.job(n)
-
-    told: list[tuple[int, int]] = []
-    assert app.enqueue_many(calls(), progress=lambda stored: told.append((stored, read))) == 2_500
-    assert told == [(1_000, 2_000), (2_000, 2_500), (2_500, 2_500)]
-    assert app.counts()[0].ready == 2_500

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast import Holdfast
-from holdfast.batches import PreparedJob
 from holdfast.store import InsertStatus
 from holdfast.stores.redis import RedisStore
 from holdfast.testing.suite import Rig
@@ -27,26 +25,6 @@ def impatient(rig: Rig, redis_server: RedisServer) -> Iterator[RedisStore]:
     store.open_blocking()
     yield store
     store.close()
-
-
-def test_many_of_many_are_read_while_the_server_works(impatient: RedisStore) -> None:
-    app = Holdfast(impatient)
-
-    @app.task
-    def task(n: int) -> None: ...
-
-    read = 0
-
-    def calls() -> Iterator[PreparedJob[None]]:
-        nonlocal read
-        for n in range(2_500):
-            read += 1
-            yield task.job(n)
-
-    told: list[tuple[int, int]] = []
-    assert app.enqueue_many(calls(), progress=lambda stored: told.append((stored, read))) == 2_500
-    assert told == [(1_000, 2_000), (2_000, 2_500), (2_500, 2_500)]
-    assert app.counts()[0].ready == 2_500
 
 
 def test_the_deadline_of_the_answer_begins_after_it(rig: Rig, impatient: RedisStore) -> None:

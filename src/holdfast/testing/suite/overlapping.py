@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 
+from holdfast import Holdfast
+from holdfast.batches import PreparedJob
 from holdfast.job import NewJob, State
 from holdfast.store import DepthLimit, Inserted, InsertStatus, Overlapping
 from holdfast.testing.suite.harness import Rig
@@ -62,6 +64,28 @@ async def test_the_jobs_are_stored_while_the_caller_does_something_else(rig: Rig
         assert not inserting.done()
         seen.set()
     assert [answer.status for answer in await inserting] == [InsertStatus.CREATED] * 1000
+
+
+async def test_enqueue_many_reads_the_next_calls_meanwhile(rig: Rig) -> None:
+    """A thousand ahead, and no more."""
+    app = Holdfast(rig.store)
+
+    @app.task
+    def task(n: int) -> None: ...
+
+    read = 0
+
+    def calls() -> Iterator[PreparedJob[None]]:
+        nonlocal read
+        for n in range(2_500):
+            read += 1
+            yield task.job(n)
+
+    told: list[tuple[int, int]] = []
+    stored = partial(app.enqueue_many, calls(), progress=lambda number: told.append((number, read)))
+    assert await asyncio.to_thread(stored) == 2_500
+    assert told == [(1_000, 2_000), (2_000, 2_500), (2_500, 2_500)]
+    assert len(await rig.dump()) == 2_500
 
 
 async def test_the_caller_may_use_the_store_meanwhile(rig: Rig) -> None:
