@@ -60,7 +60,7 @@ def test_a_worker_that_never_asks_what_it_holds_is_caught(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Claimer, "_give_back_unknown", ask_nothing)
     # When its worker stops at last, it gives the job back.
-    assert says(caught(range(25)), "accepted, and still ready at the end")
+    assert says(caught(range(100)), "accepted, and still ready at the end")
 
 
 def test_sessions_that_are_judged_by_wall_clocks_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
