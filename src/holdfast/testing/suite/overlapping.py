@@ -82,8 +82,11 @@ async def test_enqueue_many_reads_the_next_calls_meanwhile(rig: Rig) -> None:
             yield task.job(n)
 
     told: list[tuple[int, int]] = []
-    stored = partial(app.enqueue_many, calls(), progress=lambda number: told.append((number, read)))
-    assert await asyncio.to_thread(stored) == 2_500
+
+    def enqueue() -> int:
+        return app.enqueue_many(calls(), progress=lambda number: told.append((number, read)))
+
+    assert await asyncio.to_thread(enqueue) == 2_500
     assert told == [(1_000, 2_000), (2_000, 2_500), (2_500, 2_500)]
     assert len(await rig.dump()) == 2_500
 
