@@ -106,7 +106,8 @@ def test_what_a_claim_took_whose_answer_was_lost_is_given_back(stage: ServerStag
     assert {(job.state, job.attempt) for job in jobs.values()} == {(State.SUCCEEDED, 1)}
     assert set(stage.runs().values()) == {1}
     assert stage.open_sessions() == sessions
-    assert worker.lines("claimer failed")
+    if cut:  # else the heartbeat may notice before the deadline does, and ends a claim that waits
+        assert worker.lines("claimer failed")
     assert [job_id for job_id in job_ids if jobs[job_id].version > 1] != []  # what the lost answer was about
 
 
