@@ -23,10 +23,10 @@ from holdfast.testing.suite.harness import Rig
 SOON = 10.0
 
 
-async def insert_while(rig: Rig, jobs: Sequence[NewJob], meanwhile: Callable[[], object], **named: Any) -> Any:
+async def insert_while(rig: Rig, jobs: Sequence[NewJob], meanwhile: Callable[[], object]) -> list[Inserted]:
     """The store's, on a thread of its own."""
     assert isinstance(rig.store, Overlapping)
-    return await asyncio.to_thread(rig.store.insert_while, jobs, meanwhile, **named)
+    return await asyncio.to_thread(rig.store.insert_while, jobs, meanwhile)
 
 
 @pytest.mark.parametrize("most", [None, 1, 2, 9])
