@@ -20,11 +20,12 @@ from holdfast.store import MOST_BYTES_PER_CALL, MOST_PER_CALL, CancelAnswer, Cla
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 from holdfast.worker import settler
+from holdfast.worker.handling import NOTHING_RETURNED
 from holdfast.worker.holding import Holding
 from holdfast.worker.settler import Settler, settlement
 from tests.unit.samples import BROKEN, FixedRandom, claimed_job
 
-DONE = Succeeded()
+DONE = NOTHING_RETURNED
 FAILED = Failed(BROKEN)
 DEAD = Failed(BROKEN, permanent=True)
 ONCE = RetryPolicy()
@@ -487,6 +488,33 @@ async def test_who_does_not_care_for_routine_hears_of_the_rest(routine: bool, he
     await bench.settle()
     assert [event.job_id for event in bench.events if isinstance(event, JobSettled)] == heard
     assert bench.settler.counts == {"succeeded": 2, "retried": 1, "released": 1}
+
+
+@pytest.mark.parametrize(("routine", "heard"), [(True, ["a", "b", "c"]), (False, [])])
+async def test_a_batch_of_nothing_but_plain_successes_is_told_to_who_cares(routine: bool, heard: list[str]) -> None:
+    bench = Bench(routine=routine)
+    bench.add("a", "b", "c")
+    await bench.settle()
+    assert [event.job_id for event in bench.events if isinstance(event, JobSettled)] == heard
+    assert bench.settler.counts == {"succeeded": 3}
+    assert len(bench.holding) == 0
+
+
+async def test_each_of_a_batch_of_plain_successes_is_answered_by_itself() -> None:
+    """The first call refuses one and asks for another to be cancelled: that one goes out again."""
+    answers = [[Applied.APPLIED, Applied.STALE, Applied.CANCEL_ASKED, Applied.ALREADY], [Applied.APPLIED]]
+
+    async def each_its_own(moves: Sequence[Move]) -> list[Applied]:
+        return answers.pop(0)
+
+    bench = Bench(routine=False)
+    bench.answer = each_its_own
+    bench.add("applied", "stale", "asked", "already")
+    await bench.settle()
+    assert bench.ids() == [["applied", "stale", "asked", "already"], ["asked"]]
+    assert [event.job_id for event in bench.events if isinstance(event, SettleRefused)] == ["stale"]
+    assert bench.settler.counts == {"succeeded": 3, "refused": 1}
+    assert len(bench.holding) == 0
 
 
 async def test_successes_that_nobody_hears_of_are_counted_batch_by_batch() -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -21,6 +22,7 @@ from holdfast.lifecycle import Applied, Failed, Move, Outcome, Released, Succeed
 from holdfast.policy import RetryPolicy
 from holdfast.ports import MICROSECONDS, Ports
 from holdfast.store import MOST_BYTES_PER_CALL, MOST_PER_CALL, Store
+from holdfast.worker.handling import NOTHING_RETURNED
 from holdfast.worker.holding import Holding
 
 _FIRST_PAUSE = 0.05
@@ -43,6 +45,9 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
     policy: RetryPolicy
     seconds: float
     cancel_asked: bool
+
+
+_outcome_of = attrgetter("outcome")
 
 
 class Settler:
@@ -116,9 +121,12 @@ class Settler:
         return len(self) > 0
 
     def _next_batch(self) -> list[_Ended]:
-        batch: list[_Ended] = []
-        size = 0
         waiting = self._waiting
+        batch: list[_Ended] = []
+        if len(waiting) <= MOST_PER_CALL and _returned_nothing(waiting):
+            batch += waiting
+            waiting.clear()
+        size = 0
         while waiting and len(batch) < MOST_PER_CALL and size < MOST_BYTES_PER_CALL // 2:
             ended = waiting.popleft()
             if isinstance(ended.outcome, Succeeded) and ended.outcome.result is not None:
@@ -138,25 +146,34 @@ class Settler:
             move = settle(each.job, each.outcome, each.policy, random, cancel_asked=each.cancel_asked)
             moves.append(move if move.to is not _FAILED else follow(each.job, move))
         answers = await self._store.apply(moves)
+        if not self._routine and answers.count(_APPLIED) == len(batch) and _returned_nothing(batch):
+            self._settled_quietly([ended.job for ended in batch])  # nearly always
+        else:
+            self._heard(batch, moves, answers)
+        self._flushing = 0
+        self._settled()
+
+    def _heard(self, batch: Sequence[_Ended], moves: Sequence[Move], answers: Sequence[Applied]) -> None:
         quiet: list[Job] = []
-        routine = self._routine
         told: list[tuple[_Ended, Move, Applied]] = []
         for ended, move, answer in zip(batch, moves, answers, strict=True):
             job = ended.job
             accepted = answer is _APPLIED or answer is _ALREADY
-            if accepted and move.to is _SUCCEEDED and not routine and move.failure_history == job.failure_history:
+            if accepted and move.to is _SUCCEEDED and not self._routine and move.failure_history == job.failure_history:
                 quiet.append(job)
             elif answer is _CANCEL_ASKED:
                 self._waiting.append(msgspec.structs.replace(ended, cancel_asked=True))
             else:
                 told.append((ended, move, answer))
-        if quiet:  # nobody wants to hear of them one by one
-            self._holding.all_settled(quiet)
-            self.counts[_SUCCEEDED] += len(quiet)
+        self._settled_quietly(quiet)
         for ended, move, answer in told:
             self._answered(ended, move, answer)
-        self._flushing = 0
-        self._settled()
+
+    def _settled_quietly(self, jobs: Sequence[Job]) -> None:
+        """These have succeeded, and nobody wants to hear of them one by one."""
+        if jobs:
+            self._holding.all_settled(jobs)
+            self.counts[_SUCCEEDED] += len(jobs)
 
     def _answered(self, ended: _Ended, move: Move, answer: Applied) -> None:
         job = ended.job
@@ -216,3 +233,9 @@ def settlement(job: Job, move: Move, answer: Applied, seconds: float) -> JobSett
         None if move.delay is None else move.delay / MICROSECONDS,
         job.correlation_id,
     )
+
+
+def _returned_nothing(batch: Iterable[_Ended]) -> bool:
+    """Whether each is the success of a handler that returned nothing. Most batches are; this asks nothing per job."""
+    outcomes = [*map(_outcome_of, batch)]
+    return outcomes.count(NOTHING_RETURNED) == len(outcomes)
