@@ -40,7 +40,8 @@ _FEW_LANES = 16
 _MOST_PUTS = 1_000
 
 _PutStart = tuple[bytes, bytes, bytes]
-"""Of the short way: its words up to the job's id, as they travel; how the record begins; a key."""
+"""Of the short way: its words up to the job's id, as they travel (every id is as long as any other); how the record
+begins; a key."""
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
@@ -134,8 +135,8 @@ class Verbs:
         job = jobs[0]
         if job.delay or job.run_at is not None or job.key is not None or job.queue not in self._known_queues:
             return None
-        script = self.scripts["put"]
         # What jobs of one kind have in common is packed once. A correlation id is each job's own, so nothing is kept.
+        script = self.scripts["put"]
         place = (job.queue, job.priority, job.share, script.sha)
         kind = (*place, job.task, job.task_version, job.max_retries, job.retention)
         start = self._puts.get(kind) if job.correlation_id is None else None
@@ -146,15 +147,15 @@ class Verbs:
                     self._puts.clear()
                 self._puts[kind] = start
         words, head, key = start
-        job_id, payload = job.id.encode(), job.payload
-        size = len(head) + len(payload)
-        data = b"%b$%d\r\n%b\r\n$%d\r\n%b%b\r\n" % (words, len(job_id), job_id, size, head, payload)
+        payload = job.payload
+        data = b"%b%b\r\n$%d\r\n%b%b\r\n" % (words, job.id.encode(), len(head) + len(payload), head, payload)
         return Packed(data, key, script)
 
     def _put_start(self, job: NewJob, script: Script) -> _PutStart:
         lane = lane_of(job)
         keys = (*self.layout.of_queue(job.queue, script), self.layout.ready(job.queue, lane))
-        return packed_start(("EVALSHA", script.sha, len(keys), *keys, lane), 2), head_of(job), keys[0]
+        words = packed_start(("EVALSHA", script.sha, len(keys), *keys, lane), 2) + b"$%d\r\n" % len(job.id)
+        return words, head_of(job), keys[0]
 
     def register(self, queues: Mapping[str, Any]) -> Verb[None]:
         """Make sure that the queues are found by those who look at all of them."""
