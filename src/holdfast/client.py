@@ -42,6 +42,7 @@ from holdfast.store import (
     JobQuery,
     Overlapping,
     QueueCounts,
+    Repeating,
     Store,
 )
 from holdfast.sync import Portal, refuse_in_event_loop
@@ -62,6 +63,14 @@ class JobPage(msgspec.Struct, frozen=True):
     next: JobId | None
 
 
+class Again(msgspec.Struct, frozen=True):
+    """How one more job like `like` is stored: with that store, and a fresh id."""
+
+    like: NewJob
+    store: Store
+    insert: Callable[[JobId, bytes], bool]
+
+
 class Client:
     """What a producer or an operator does with a store."""
 
@@ -76,6 +85,8 @@ class Client:
         self.ports = ports
         self._store = store
         self._overlapping = store if isinstance(store, Overlapping) else None
+        # By its class: a store in front of another, which hands on what it does not know, must not be passed by.
+        self._repeating = cast(Repeating, store) if issubclass(type(store), Repeating) else None
         self._peek: Callable[[JobId], Job | None] | None = getattr(store, "peek", None)
 
     # Enqueuing.
@@ -100,6 +111,22 @@ class Client:
             [inserted] = self._insert_blocking(new, connection)
         handle = self._accept(prepared, inserted)
         return handle if handle.created else self.portal.run("enqueue", handle.look())
+
+    def again(self, like: NewJob) -> Again | None:
+        """The short way for more jobs like that; None if the store has none, or if more has to be looked at."""
+        if self._repeating is None or like.delay or like.run_at is not None or like.key is not None:
+            return None
+        return None if self._limits([like]) else Again(like, self._store, self._repeating.repeater(like))
+
+    def enqueue_again(self, again: Again, payload: bytes, signature: Signature) -> JobHandle[Any] | None:
+        """Store one job on the calling thread. None if nothing was stored: `enqueue_blocking` says why, or does it."""
+        refuse_in_event_loop("enqueue")
+        job_id, like = self.ports.ids.job_id(), again.like
+        if again.store is not self._store or not again.insert(job_id, payload):
+            return None
+        if self._listener is not ignore:
+            tell(self._listener, JobEnqueued(job_id, like.queue, like.task, True))
+        return JobHandle(self, job_id, like.task, signature, created=True)
 
     async def enqueue_many(
         self, calls: Iterable[PreparedJob[R]], connection: Any = None, progress: Callable[[int], object] | None = None

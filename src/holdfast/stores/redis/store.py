@@ -244,6 +244,22 @@ class RedisStore:
         """See `Store.insert_blocking`."""
         return self._insert_here(jobs, limits)
 
+    def repeater(self, like: NewJob) -> Callable[[JobId, bytes], bool]:
+        """See `Repeating.repeater`."""
+        pack = self._verbs.putter(like)
+
+        def insert(job_id: JobId, payload: bytes) -> bool:
+            put = pack(job_id, payload) if self._confirms_at_once and self._opened else None
+            try:
+                created = put is not None and self._connections.call_blocking(put) == 1
+            except OutcomeUnknown as error:
+                raise OutcomeUnknown(str(error), [job_id]) from error
+            if created and self._hub:
+                self._hub.notify({like.queue})
+            return created
+
+        return insert
+
     def insert_while(
         self, jobs: Sequence[NewJob], meanwhile: Callable[[], object], *, limits: Mapping[str, DepthLimit] | None = None
     ) -> list[Inserted]:

@@ -5,7 +5,7 @@ A batch for one queue is one round trip; scripts over many jobs are cut (`script
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +42,12 @@ _MOST_PUTS = 1_000
 _PutStart = tuple[bytes, bytes, bytes]
 """Of the short way: its words up to the job's id, as they travel (every id is as long as any other); how the record
 begins; a key."""
+
+
+def _put(start: _PutStart, script: Script, job_id: JobId, payload: bytes) -> Packed:
+    words, head, key = start
+    data = b"%b%b\r\n$%d\r\n%b%b\r\n" % (words, job_id.encode(), len(head) + len(payload), head, payload)
+    return Packed(data, key, script)
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
@@ -146,10 +152,22 @@ class Verbs:
                 if len(self._puts) >= _MOST_PUTS:
                     self._puts.clear()
                 self._puts[kind] = start
-        words, head, key = start
-        payload = job.payload
-        data = b"%b%b\r\n$%d\r\n%b%b\r\n" % (words, job.id.encode(), len(head) + len(payload), head, payload)
-        return Packed(data, key, script)
+        return _put(start, script, job.id, job.payload)
+
+    def putter(self, like: NewJob) -> Callable[[JobId, bytes], Packed | None]:
+        """`put` for jobs like that, which can go there, with ids and payloads of their own."""
+        queue, script = like.queue, self.scripts["put"]
+        start: _PutStart | None = None
+
+        def put(job_id: JobId, payload: bytes) -> Packed | None:
+            nonlocal start
+            if queue not in self._known_queues:
+                return None
+            if start is None:  # now the store is open, so the names of its keys are known
+                start = self._put_start(like, script)
+            return _put(start, script, job_id, payload)
+
+        return put
 
     def _put_start(self, job: NewJob, script: Script) -> _PutStart:
         lane = lane_of(job)
