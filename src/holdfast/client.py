@@ -86,7 +86,7 @@ class Client:
         self._store = store
         self._overlapping = store if isinstance(store, Overlapping) else None
         # By its class: a store in front of another, which hands on what it does not know, must not be passed by.
-        self._repeating = cast(Repeating, store) if issubclass(type(store), Repeating) else None
+        self.repeating = cast(Repeating, store) if issubclass(type(store), Repeating) else None
         self._peek: Callable[[JobId], Job | None] | None = getattr(store, "peek", None)
 
     # Enqueuing.
@@ -114,9 +114,10 @@ class Client:
 
     def again(self, like: NewJob) -> Again | None:
         """The short way for more jobs like that; None if the store has none, or if more has to be looked at."""
-        if self._repeating is None or like.delay or like.run_at is not None or like.key is not None:
+        if self.repeating is None or like.delay or like.run_at is not None or like.key or self._limits([like]):
             return None
-        return None if self._limits([like]) else Again(like, self._store, self._repeating.repeater(like))
+        insert = self.repeating.repeater(like)
+        return None if insert is None else Again(like, self._store, insert)
 
     def enqueue_again(self, again: Again, payload: bytes, signature: Signature) -> JobHandle[Any] | None:
         """Store one job on the calling thread. None if nothing was stored: `enqueue_blocking` says why, or does it."""

@@ -253,8 +253,9 @@ class Repeating(Protocol):
     of another store does not count.
     """
 
-    def repeater(self, like: NewJob) -> Callable[[JobId, bytes], bool]:
+    def repeater(self, like: NewJob) -> Callable[[JobId, bytes], bool] | None:
         """A function that inserts a job on the calling thread which differs from `like` in its id and payload only.
+        None if there is no shorter way for such jobs.
 
         `like` is due now and has no key; the id must be fresh. True: the job was created, as by `insert_blocking`.
         False: nothing was written, because there is more to it; then `insert_blocking` is the way. It raises what that

@@ -128,7 +128,11 @@ class Enqueuer(Generic[P, R]):
             if handle is not None:
                 return handle
         handle = client.enqueue_blocking(self._prepare(args, kwargs), self._call.connection)
-        if self._call.connection is None and self._call.key is None and not self.spec.options.unique:
+        if (
+            again is None
+            and client.repeating
+            and not (self._call.connection or self._call.key or self.spec.options.unique)
+        ):
             self._again = client.again(self._template)  # from the second call on: most options are made for one call
         return handle
 

@@ -244,12 +244,14 @@ class RedisStore:
         """See `Store.insert_blocking`."""
         return self._insert_here(jobs, limits)
 
-    def repeater(self, like: NewJob) -> Callable[[JobId, bytes], bool]:
+    def repeater(self, like: NewJob) -> Callable[[JobId, bytes], bool] | None:
         """See `Repeating.repeater`."""
+        if not self._confirms_at_once:
+            return None
         pack = self._verbs.putter(like)
 
         def insert(job_id: JobId, payload: bytes) -> bool:
-            put = pack(job_id, payload) if self._confirms_at_once and self._opened else None
+            put = pack(job_id, payload) if self._opened else None
             try:
                 created = put is not None and self._connections.call_blocking(put) == 1
             except OutcomeUnknown as error:

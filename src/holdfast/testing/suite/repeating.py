@@ -7,6 +7,7 @@ every store: a test module for one that has it imports everything from here, too
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -39,12 +40,19 @@ def like(rig: Rig) -> NewJob:
     )
 
 
-async def test_a_repeated_job_looks_as_any_other(rig: Rig) -> None:
+def repeater(rig: Rig, model: NewJob) -> Callable[[str, bytes], bool]:
+    """The store's, which has one for such a job."""
     assert isinstance(rig.store, Repeating)
+    repeat = rig.store.repeater(model)
+    assert repeat is not None
+    return repeat
+
+
+async def test_a_repeated_job_looks_as_any_other(rig: Rig) -> None:
     model = like(rig)
     await rig.store.insert([model])
     job_id, payload = SYSTEM.ids.job_id(), b'{"text":"\xc3\xbc\\r\\n$1"}'
-    assert await asyncio.to_thread(rig.store.repeater(model), job_id, payload)
+    assert await asyncio.to_thread(repeater(rig, model), job_id, payload)
     usual = msgspec.structs.replace(model, id=SYSTEM.ids.job_id(), payload=payload)
     await rig.store.insert([usual])
     assert alike(await stored(rig, job_id)) == alike(await stored(rig, usual.id))
@@ -53,8 +61,7 @@ async def test_a_repeated_job_looks_as_any_other(rig: Rig) -> None:
 
 async def test_what_is_repeated_is_there_or_nothing_was_written(rig: Rig) -> None:
     """Also in a queue that the store has never seen, and for an id that is not fresh."""
-    assert isinstance(rig.store, Repeating)
-    repeat = rig.store.repeater(rig.new(queue="unseen"))
+    repeat = repeater(rig, rig.new(queue="unseen"))
     ids = [SYSTEM.ids.job_id() for _ in range(3)]
     created = [job_id for job_id in [*ids, *ids] if await asyncio.to_thread(repeat, job_id, b"{}")]
     assert len(created) == len(set(created))
@@ -62,10 +69,9 @@ async def test_what_is_repeated_is_there_or_nothing_was_written(rig: Rig) -> Non
 
 
 async def test_threads_repeat_at_once(rig: Rig) -> None:
-    assert isinstance(rig.store, Repeating)
     model = rig.new()
     await rig.store.insert([model])
-    repeat = rig.store.repeater(model)
+    repeat = repeater(rig, model)
     ids = [SYSTEM.ids.job_id() for _ in range(200)]
     with ThreadPoolExecutor(4) as threads:
         created = await asyncio.to_thread(lambda: list(threads.map(lambda job_id: repeat(job_id, b"{}"), ids)))
