@@ -117,6 +117,7 @@ class Enqueuer(Generic[P, R]):
         self.spec = spec
         self._client = client
         self._call = call
+        self._may_repeat = call.connection is None and call.key is None and not spec.options.unique
         self._again: Again | None = None
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -128,11 +129,7 @@ class Enqueuer(Generic[P, R]):
             if handle is not None:
                 return handle
         handle = client.enqueue_blocking(self._prepare(args, kwargs), self._call.connection)
-        if (
-            again is None
-            and client.repeating
-            and not (self._call.connection or self._call.key or self.spec.options.unique)
-        ):
+        if again is None and self._may_repeat and client.repeating is not None:
             self._again = client.again(self._template)  # from the second call on: most options are made for one call
         return handle
 
