@@ -34,6 +34,7 @@ from holdfast.failures import RESULT_NOT_KEPT, Failure, decode_history
 from holdfast.job import ENDED, Job, JobId, NewJob, State, check_name, check_text
 from holdfast.lifecycle import Applied, replay
 from holdfast.ports import Ports
+from holdfast.repeating import Repeating
 from holdfast.store import (
     CancelAnswer,
     DepthLimit,
@@ -42,7 +43,6 @@ from holdfast.store import (
     JobQuery,
     Overlapping,
     QueueCounts,
-    Repeating,
     Store,
 )
 from holdfast.sync import Portal, refuse_in_event_loop

@@ -39,6 +39,8 @@ new shares may keep coming."""
 _FEW_LANES = 16
 _MOST_PUTS = 1_000
 
+Pack = Callable[[JobId, bytes], Packed | None]
+"""`Verbs.put` for one more job of a kind."""
 _PutStart = tuple[bytes, bytes, bytes]
 """Of the short way: its words up to the job's id, as they travel (every id is as long as any other); how the record
 begins; a key."""
@@ -154,7 +156,7 @@ class Verbs:
                 self._puts[kind] = start
         return _put(start, script, job.id, job.payload)
 
-    def putter(self, like: NewJob) -> Callable[[JobId, bytes], Packed | None]:
+    def putter(self, like: NewJob) -> Pack:
         """`put` for jobs like that, which can go there, with ids and payloads of their own."""
         queue, script = like.queue, self.scripts["put"]
         start: _PutStart | None = None

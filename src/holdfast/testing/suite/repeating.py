@@ -17,7 +17,7 @@ from holdfast import Holdfast, QueueSettings, Settings
 from holdfast.errors import QueueFull
 from holdfast.job import Job, NewJob
 from holdfast.ports import SYSTEM
-from holdfast.store import Repeating
+from holdfast.repeating import Repeating
 from holdfast.testing.suite.harness import Rig
 
 
