@@ -41,7 +41,7 @@ from holdfast.stores.redis.examine import examine
 from holdfast.stores.redis.layout import Layout, Names
 from holdfast.stores.redis.scripts import load_scripts
 from holdfast.stores.redis.topology import Topology, slot_of
-from holdfast.stores.redis.tuning import Tuning
+from holdfast.stores.redis.tuning import DURABILITIES, Tuning
 from holdfast.stores.redis.verbs import Pack, Verbs
 from holdfast.stores.redis.waiting import RedisWaitingClaims
 from holdfast.stores.redis.wakeups import Waiting
@@ -51,7 +51,6 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
-DURABILITIES = ("server", "aof", "replicas")
 _NO_TRANSACTIONS = (
     "Redis has no transactions that a caller could share: use SQLite, PostgreSQL or MySQL for connection="
 )

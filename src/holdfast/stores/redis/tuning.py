@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+DURABILITIES = ("server", "aof", "replicas")
+"""What an insert may wait for, beyond the server's answer."""
+
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. `pool_size`: blocking connections at most."""
