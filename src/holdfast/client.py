@@ -34,7 +34,6 @@ from holdfast.failures import RESULT_NOT_KEPT, Failure, decode_history
 from holdfast.job import ENDED, Job, JobId, NewJob, State, check_name, check_text
 from holdfast.lifecycle import Applied, replay
 from holdfast.ports import Ports
-from holdfast.repeating import Repeating
 from holdfast.store import (
     CancelAnswer,
     DepthLimit,
@@ -63,14 +62,6 @@ class JobPage(msgspec.Struct, frozen=True):
     next: JobId | None
 
 
-class Again(msgspec.Struct, frozen=True):
-    """How one more job like `like` is stored: with that store, and a fresh id."""
-
-    like: NewJob
-    store: Store
-    insert: Callable[[JobId, bytes], bool]
-
-
 class Client:
     """What a producer or an operator does with a store."""
 
@@ -85,8 +76,6 @@ class Client:
         self.ports = ports
         self._store = store
         self._overlapping = store if isinstance(store, Overlapping) else None
-        # By its class: a store in front of another, which hands on what it does not know, must not be passed by.
-        self.repeating = cast(Repeating, store) if issubclass(type(store), Repeating) else None
         self._peek: Callable[[JobId], Job | None] | None = getattr(store, "peek", None)
 
     # Enqueuing.
@@ -111,23 +100,6 @@ class Client:
             [inserted] = self._insert_blocking(new, connection)
         handle = self._accept(prepared, inserted)
         return handle if handle.created else self.portal.run("enqueue", handle.look())
-
-    def again(self, like: NewJob) -> Again | None:
-        """The short way for more jobs like that; None if the store has none, or if more has to be looked at."""
-        if self.repeating is None or like.delay or like.run_at is not None or like.key or self._limits([like]):
-            return None
-        insert = self.repeating.repeater(like)
-        return None if insert is None else Again(like, self._store, insert)
-
-    def enqueue_again(self, again: Again, payload: bytes, signature: Signature) -> JobHandle[Any] | None:
-        """Store one job on the calling thread. None if nothing was stored: `enqueue_blocking` says why, or does it."""
-        refuse_in_event_loop("enqueue")
-        job_id, like = self.ports.ids.job_id(), again.like
-        if again.store is not self._store or not again.insert(job_id, payload):
-            return None
-        if self._listener is not ignore:
-            tell(self._listener, JobEnqueued(job_id, like.queue, like.task, True))
-        return JobHandle(self, job_id, like.task, signature, created=True)
 
     async def enqueue_many(
         self, calls: Iterable[PreparedJob[R]], connection: Any = None, progress: Callable[[int], object] | None = None

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.batches import PreparedJob
-from holdfast.client import Again, Client, JobHandle
+from holdfast.client import Client, JobHandle
 from holdfast.codec import payload_hash
 from holdfast.config import Settings
 from holdfast.errors import InvalidOption, UnknownTask, shown
@@ -117,21 +117,10 @@ class Enqueuer(Generic[P, R]):
         self.spec = spec
         self._client = client
         self._call = call
-        self._may_repeat = call.connection is None and call.key is None and not spec.options.unique
-        self._again: Again | None = None
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Enqueue a call of the task; the job is safe when this returns. Blocking: see `aenqueue` for event loops."""
-        client, again, signature = self._client, self._again, self.spec.signature
-        if again is not None:
-            payload = signature.encode_call(args, kwargs, client.settings.jobs.max_payload)
-            handle = client.enqueue_again(again, payload, signature)
-            if handle is not None:
-                return handle
-        handle = client.enqueue_blocking(self._prepare(args, kwargs), self._call.connection)
-        if again is None and self._may_repeat and client.repeating is not None:
-            self._again = client.again(self._template)  # from the second call on: most options are made for one call
-        return handle
+        return self._client.enqueue_blocking(self._prepare(args, kwargs), self._call.connection)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Enqueue a call of the task; the job is safe when this returns."""

@@ -14,14 +14,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from holdfast import PAYLOAD, Holdfast, QueueSettings, Settings, State, Task
 from holdfast.batches import PreparedJob
 from holdfast.client import JobHandle
 from holdfast.errors import (
-    CalledInEventLoop,
     ForeignConnection,
     InvalidOption,
     InvalidPayload,
@@ -510,120 +508,6 @@ def test_the_next_chunk_is_read_while_the_store_has_this_one(times: int, told: b
     else:
         assert [handle.created for handle in app.enqueue_many(counted)] == [True] * 2_500
     assert app.counts()[0].ready == counted.read == 2_500
-
-
-class Repeats(MemoryStore):
-    """A `Repeating` store. It counts what comes the short way, and sends some of it back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = 0
-        self.refuses = False
-
-    def repeater(self, like: NewJob) -> Callable[[str, bytes], bool]:
-        def insert(job_id: str, payload: bytes) -> bool:
-            self.asked += 1
-            if self.refuses:
-                return False
-            new = msgspec.structs.replace(like, id=job_id, payload=payload)
-            return super(Repeats, self).insert_blocking([new])[0].job_id == job_id
-
-        return insert
-
-
-def repeating() -> tuple[Repeats, list[Event], Task[[int], int]]:
-    store, events = Repeats(), list[Event]()
-    app = Holdfast(store, on_event=events.append)
-
-    @app.task
-    def double(n: int) -> int:
-        return 2 * n
-
-    return store, events, double
-
-
-def test_from_the_second_call_on_a_job_goes_the_short_way() -> None:
-    store, events, double = repeating()
-    handles = [double.enqueue(n) for n in range(4)]
-    assert store.asked == 3
-    assert [(handle.created, handle.refresh().state, handle.task) for handle in handles] == [
-        (True, State.READY, double.name)
-    ] * 4
-    assert [event.job_id for event in events if isinstance(event, JobEnqueued)] == [handle.id for handle in handles]
-    with pytest.raises(InvalidPayload):
-        double.enqueue("no number")  # type: ignore[arg-type]
-    assert store.asked == 3
-
-
-def test_what_the_short_way_sends_back_goes_the_usual_one() -> None:
-    store, events, double = repeating()
-    store.refuses = True
-    handles = [double.enqueue(n) for n in range(3)]
-    assert store.asked == 2
-    assert len({handle.id for handle in handles}) == len(events) == store.snapshot()["depth"] == 3
-
-
-async def test_the_short_way_does_not_block_an_event_loop() -> None:
-    store, _, double = repeating()
-    await asyncio.to_thread(lambda: [double.enqueue(1), double.enqueue(2)])
-    with pytest.raises(CalledInEventLoop):
-        double.enqueue(3)
-    assert store.asked == 1
-
-
-def test_a_job_with_more_to_it_never_goes_the_short_way() -> None:
-    store, _, double = repeating()
-    double.enqueue(0)
-    for options in ({"key": "k"}, {"key": PAYLOAD}, {"delay": 5}, {"run_at": datetime.now(UTC) + timedelta(days=1)}):
-        with_more: Any = double.options(**options)
-        first, second = with_more.enqueue(1), with_more.enqueue(1)
-        assert (first.id == second.id) is ("key" in options)
-    assert store.asked == 0
-
-
-class InFrontOf:
-    """A store that hands on what it does not know."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self.inserted = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def insert_blocking(self, jobs: Any, **named: Any) -> list[Inserted]:
-        self.inserted += 1
-        return self._store.insert_blocking(jobs, **named)
-
-
-def test_a_store_in_front_of_another_is_not_passed_by() -> None:
-    """Else one that records, or lets faults happen, would not see what it is there for."""
-    behind = Repeats()
-    front: Any = InFrontOf(behind)
-    app = Holdfast(front)
-
-    @app.task
-    def work(n: int) -> None: ...
-
-    for n in range(3):
-        work.enqueue(n)
-    assert (front.inserted, behind.asked) == (3, 0)
-
-
-def test_while_the_store_is_replaced_its_short_way_is_not_taken() -> None:
-    store, other = Repeats(), MemoryStore()
-    app = Holdfast(store)
-
-    @app.task
-    def work(n: int) -> None: ...
-
-    work.enqueue(1)
-    work.enqueue(2)
-    with app.replaced(other, SYSTEM):
-        work.enqueue(3)
-    work.enqueue(4)
-    work.enqueue(5)
-    assert (other.snapshot()["depth"], store.snapshot()["depth"]) == (1, 4)
 
 
 class SaysWhenItIsBusy(MemoryStore):

@@ -27,7 +27,6 @@ from holdfast.ports import SYSTEM
 from holdfast.store import InsertStatus
 from holdfast.stores.redis import RedisStore
 from holdfast.stores.redis.dispatch import Batch, Call
-from holdfast.stores.redis.topology import OneServer
 from holdfast.stores.redis.wire import Access, BlockingLine, Line, LineFailed, Place, ReplyError
 from tests.postgres.helpers import eventually, new_job, new_jobs, wait_until
 from tests.redis.fake import FORWARD, NOTHING, FakeServer, text
@@ -425,47 +424,6 @@ def test_a_child_has_connections_of_its_own(server: RedisServer) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
-
-
-REPEATING = """
-import os, sys
-from holdfast import Holdfast
-
-app = Holdfast(sys.argv[1])
-
-@app.task(name="work")
-def work(n: int) -> None: ...
-
-work.enqueue(0)
-work.enqueue(1)
-child = os.fork()
-for n in range(200):
-    assert work.enqueue(n).created
-if child == 0:
-    os._exit(0)
-_, status = os.waitpid(child, 0)
-print(os.waitstatus_to_exitcode(status), app.counts()[0].ready)
-app.close()
-"""
-
-
-def test_a_child_repeats_on_a_connection_of_its_own(server: RedisServer) -> None:
-    """The short way for one more job was made before the fork."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(REPEATING), f"{server.url}?namespace=repeating"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0 402\n", "")
-
-
-def test_a_store_that_confirms_later_has_no_shorter_way(server: RedisServer) -> None:
-    topology, access = OneServer([Place("127.0.0.1", server.port)]), Access()
-    assert RedisStore(topology, access, durability="server").repeater(new_job()) is not None
-    for durability in ("aof", "replicas"):
-        assert RedisStore(topology, access, durability=durability).repeater(new_job()) is None
 
 
 # Where to connect, and as whom.

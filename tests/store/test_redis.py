@@ -7,7 +7,6 @@ import pytest
 from holdfast.testing.suite import *  # noqa: F403
 from holdfast.testing.suite import Harness
 from holdfast.testing.suite.overlapping import *  # noqa: F403
-from holdfast.testing.suite.repeating import *  # noqa: F403
 from holdfast.testing.suite.waiting import *  # noqa: F403
 from tests.redis.helpers import empty
 from tests.servers import RedisServer

@@ -10,8 +10,9 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import NoReturn, Self, TypeVar
+
+import msgspec
 
 from holdfast.errors import ForeignConnection, InvalidOption, OutcomeUnknown, SessionClosed, StoreUnavailable
 from holdfast.job import Job, JobId, Lease, NewJob, SessionId
@@ -41,8 +42,7 @@ from holdfast.stores.redis.examine import examine
 from holdfast.stores.redis.layout import Layout, Names
 from holdfast.stores.redis.scripts import load_scripts
 from holdfast.stores.redis.topology import Topology, slot_of
-from holdfast.stores.redis.tuning import DURABILITIES, Tuning
-from holdfast.stores.redis.verbs import Pack, Verbs
+from holdfast.stores.redis.verbs import Verbs
 from holdfast.stores.redis.waiting import RedisWaitingClaims
 from holdfast.stores.redis.wakeups import Waiting
 from holdfast.stores.redis.wire import Access
@@ -51,9 +51,20 @@ from holdfast.stores.wakeups import WakeupHub, queues_fed
 
 T = TypeVar("T")
 
+DURABILITIES = ("server", "aof", "replicas")
 _NO_TRANSACTIONS = (
     "Redis has no transactions that a caller could share: use SQLite, PostgreSQL or MySQL for connection="
 )
+
+
+class Tuning(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator may tune. Times in seconds. `pool_size`: blocking connections at most."""
+
+    block: float = 7.5
+    heartbeat_ttl: float = 15.0
+    max_retries: int = 3
+    pool_size: int = 16
+    min_idle: int = 0
 
 
 class RedisStore:
@@ -232,20 +243,6 @@ class RedisStore:
     ) -> list[Inserted]:
         """See `Store.insert_blocking`."""
         return self._insert_here(jobs, limits)
-
-    def repeater(self, like: NewJob) -> Callable[[JobId, bytes], bool] | None:
-        """See `Repeating.repeater`."""
-        return partial(self._repeat, self._verbs.putter(like), like.queue) if self._confirms_at_once else None
-
-    def _repeat(self, pack: Pack, queue: str, job_id: JobId, payload: bytes) -> bool:
-        put = pack(job_id, payload) if self._opened else None
-        try:
-            created = put is not None and self._connections.call_blocking(put) == 1
-        except OutcomeUnknown as error:
-            raise OutcomeUnknown(str(error), [job_id]) from error
-        if created and self._hub:
-            self._hub.notify({queue})
-        return created
 
     def insert_while(
         self, jobs: Sequence[NewJob], meanwhile: Callable[[], object], *, limits: Mapping[str, DepthLimit] | None = None

@@ -10,9 +10,8 @@ from holdfast.config import Settings
 from holdfast.errors import InvalidOption, shown
 from holdfast.ports import Ports
 from holdfast.stores.redis.layout import Names
-from holdfast.stores.redis.store import RedisStore
+from holdfast.stores.redis.store import RedisStore, Tuning
 from holdfast.stores.redis.topology import Cluster, OneServer, Topology, Watched
-from holdfast.stores.redis.tuning import Tuning
 from holdfast.stores.redis.wire import Access, Place
 
 _PORT, _SENTINEL_PORT = 6379, 26379

@@ -5,7 +5,7 @@ A batch for one queue is one round trip; scripts over many jobs are cut (`script
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,17 +39,8 @@ new shares may keep coming."""
 _FEW_LANES = 16
 _MOST_PUTS = 1_000
 
-Pack = Callable[[JobId, bytes], Packed | None]
-"""`Verbs.put` for one more job of a kind."""
 _PutStart = tuple[bytes, bytes, bytes]
-"""Of the short way: its words up to the job's id, as they travel (every id is as long as any other); how the record
-begins; a key."""
-
-
-def _put(start: _PutStart, script: Script, job_id: JobId, payload: bytes) -> Packed:
-    words, head, key = start
-    data = b"%b%b\r\n$%d\r\n%b%b\r\n" % (words, job_id.encode(), len(head) + len(payload), head, payload)
-    return Packed(data, key, script)
+"""Of the short way: its words up to the job's id, as they travel; how the record begins; a key."""
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
@@ -143,8 +134,8 @@ class Verbs:
         job = jobs[0]
         if job.delay or job.run_at is not None or job.key is not None or job.queue not in self._known_queues:
             return None
-        # What jobs of one kind have in common is packed once. A correlation id is each job's own, so nothing is kept.
         script = self.scripts["put"]
+        # What jobs of one kind have in common is packed once. A correlation id is each job's own, so nothing is kept.
         place = (job.queue, job.priority, job.share, script.sha)
         kind = (*place, job.task, job.task_version, job.max_retries, job.retention)
         start = self._puts.get(kind) if job.correlation_id is None else None
@@ -154,28 +145,16 @@ class Verbs:
                 if len(self._puts) >= _MOST_PUTS:
                     self._puts.clear()
                 self._puts[kind] = start
-        return _put(start, script, job.id, job.payload)
-
-    def putter(self, like: NewJob) -> Pack:
-        """`put` for jobs like that, which can go there, with ids and payloads of their own."""
-        queue, script = like.queue, self.scripts["put"]
-        start: _PutStart | None = None
-
-        def put(job_id: JobId, payload: bytes) -> Packed | None:
-            nonlocal start
-            if queue not in self._known_queues:
-                return None
-            if start is None:  # now the store is open, so the names of its keys are known
-                start = self._put_start(like, script)
-            return _put(start, script, job_id, payload)
-
-        return put
+        words, head, key = start
+        job_id, payload = job.id.encode(), job.payload
+        size = len(head) + len(payload)
+        data = b"%b$%d\r\n%b\r\n$%d\r\n%b%b\r\n" % (words, len(job_id), job_id, size, head, payload)
+        return Packed(data, key, script)
 
     def _put_start(self, job: NewJob, script: Script) -> _PutStart:
         lane = lane_of(job)
         keys = (*self.layout.of_queue(job.queue, script), self.layout.ready(job.queue, lane))
-        words = packed_start(("EVALSHA", script.sha, len(keys), *keys, lane), 2) + b"$%d\r\n" % len(job.id)
-        return words, head_of(job), keys[0]
+        return packed_start(("EVALSHA", script.sha, len(keys), *keys, lane), 2), head_of(job), keys[0]
 
     def register(self, queues: Mapping[str, Any]) -> Verb[None]:
         """Make sure that the queues are found by those who look at all of them."""

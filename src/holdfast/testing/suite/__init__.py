@@ -9,7 +9,7 @@ A test module for a store imports everything from here and says how to reach the
         return MyHarness()
 
 One whose claims can wait (`holdfast.patience`) imports `holdfast.testing.suite.waiting` in the same way, one that is
-`Overlapping` imports `holdfast.testing.suite.overlapping`, one that is `Repeating` `holdfast.testing.suite.repeating`.
+`Overlapping` imports `holdfast.testing.suite.overlapping`.
 
 Needs pytest with pytest-asyncio in its `auto` mode.
 """
