@@ -268,7 +268,9 @@ def _mentions_sets(kind: msgspec.inspect.Type) -> bool:
 
 
 def _may_hide(encoded: bytes) -> bool:
-    return _NUL in encoded or (  # what is short cannot be deep: it need not be searched for brackets
+    # Not `in`, which would first try to take the NUL for a number, at the price of an exception. What is short cannot
+    # be deep: it need not be searched for brackets.
+    return encoded.find(_NUL) >= 0 or (
         len(encoded) > DEEPEST_NESTING and encoded.count(b"[") + encoded.count(b"{") > DEEPEST_NESTING
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,7 +27,7 @@ from holdfast.ports import SYSTEM
 from holdfast.store import InsertStatus
 from holdfast.stores.redis import RedisStore
 from holdfast.stores.redis.dispatch import Batch, Call
-from holdfast.stores.redis.wire import Access, BlockingLine, Line, LineFailed, Place
+from holdfast.stores.redis.wire import Access, BlockingLine, Line, LineFailed, Place, ReplyError
 from tests.postgres.helpers import eventually, new_job, new_jobs, wait_until
 from tests.redis.fake import FORWARD, NOTHING, FakeServer, text
 from tests.redis.helpers import outside, store_at
@@ -139,6 +141,90 @@ async def test_a_late_reply_is_nobodys(server: RedisServer) -> None:
             blocking.ask([("ECHO", "second")], 0.15)
         assert await asyncio.to_thread(say_blocking, store, "fourth") == ["fourth"]
         store.close()
+
+
+Said = tuple[tuple[bytes, float], ...]
+
+
+@contextmanager
+def saying(*answers: Said) -> Iterator[BlockingLine]:
+    """A connection to somebody who answers each of its calls with these pieces, and waits so long before each."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            for answer in answers:
+                if not connection.recv(1000):
+                    return
+                for piece, seconds in answer:
+                    time.sleep(seconds)
+                    connection.sendall(piece)
+            connection.recv(1000)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        line = BlockingLine(Place("127.0.0.1", listener.getsockname()[1]), Access(), SYSTEM.clock)
+        try:
+            yield line
+        finally:
+            line.close()
+            thread.join(10)
+
+
+def test_a_one_is_a_one_however_it_travels() -> None:
+    """The usual reply is known by its bytes: others must not be taken for it, nor may it be missed in pieces."""
+    pieces = ((b":", 0.0), (b"1\r", 0.05), (b"\n", 0.05))
+    with saying(((b":1\r\n", 0),), pieces, ((b":1\r\n:2\r\n", 0),), ((b":11\r\n", 0),), ((b"$1\r\n1\r\n", 0),)) as line:
+        assert [line.ask([("X",)], 5) for _ in range(2)] == [[1], [1]]
+        assert line.ask([("X",), ("Y",)], 5) == [1, 2]
+        assert [line.ask([("X",)], 5) for _ in range(2)] == [[11], [b"1"]]
+
+
+def test_one_of_two_replies_is_not_all() -> None:
+    with saying(((b":1\r\n", 0), (b":2\r\n", 0.1))) as line:
+        assert line.ask([("X",), ("Y",)], 5) == [1, 2]
+
+
+def test_an_error_is_no_one() -> None:
+    with saying(((b"-OOM no\r\n", 0),), ((b":1\r\n", 0),)) as line:
+        [reply] = line.ask([("X",)], 5)
+        assert isinstance(reply, ReplyError)
+        assert line.ask([("X",)], 5) == [1]
+
+
+@pytest.mark.parametrize("more", [b":1\r\n", b"$5\r\nab"], ids=["a reply", "half a reply"])
+def test_a_connection_with_more_on_it_than_was_asked_for_is_not_used_again(more: bytes) -> None:
+    with saying(((b":1\r\n" + more, 0),)) as line:
+        with pytest.raises(LineFailed, match="unasked") as caught:
+            line.ask([("X",)], 5)
+        assert caught.value.sent
+        with pytest.raises(LineFailed):
+            line.ask([("X",)], 5)
+
+
+@pytest.mark.parametrize("piece", [b"", b":", b":1\r"])
+def test_a_one_that_is_late_has_one_deadline(piece: bytes) -> None:
+    """Half of it does not begin the time anew."""
+    with saying(((piece, 0.3), (b":1\r\n"[len(piece) :], 0.4))) as line:
+        with pytest.raises(LineFailed, match="timed out") as caught:
+            line.ask([("X",)], 0.5)
+        assert caught.value.sent
+        with pytest.raises(LineFailed):
+            line.ask([("X",)], 5)
+
+
+def test_a_signal_does_not_begin_the_time_of_a_reply_anew() -> None:
+    """A program that gets signals all the time, as from a profiler, still hears of a dead server."""
+    with saying(((b":1\r\n", 2.0),)) as line:
+        before = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        try:
+            with pytest.raises(LineFailed, match="timed out"):
+                line.ask([("X",)], 0.5)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ class Connections:
                 return LineFailed(f"all {self._pool_size} blocking connections are in use", sent=False)
             timeout = max(LEAST_WAIT, timeout - (self._ports.clock.monotonic() - began))
         try:
-            idle = self._idle_at(place, plain)
+            idle = self._idle.get((place, plain)) or self._idle_at(place, plain)
             line = _alive(idle) or BlockingLine(place, self._plain if plain else self.access, self._ports.clock)
             replies = line.exchange(data, count, timeout, meanwhile)
             idle.append(line)
@@ -243,8 +243,7 @@ class Connections:
 
     def _idle_at(self, place: Place, plain: bool) -> list[BlockingLine]:
         """The blocking connections that nobody uses now: always the same list."""
-        idle = self._idle.get((place, plain))
-        return self._idle.setdefault((place, plain), []) if idle is None else idle
+        return self._idle.setdefault((place, plain), [])
 
     def warm_up(self, place: Place, number: int) -> None:
         """Open so many blocking connections to the server, for calls to come."""
@@ -287,8 +286,9 @@ def _popped(idle: list[BlockingLine]) -> BlockingLine | None:
 
 def _alive(idle: list[BlockingLine]) -> BlockingLine | None:
     """One of them that can be used, taken out. Those that cannot are closed."""
-    while line := _popped(idle):
-        if line.is_alive():
-            return line
-        line.close()
-    return None
+    try:
+        while not (line := idle.pop()).is_alive():
+            line.close()
+    except IndexError:  # none is left, or another thread was faster
+        return None
+    return line

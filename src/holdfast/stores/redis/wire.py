@@ -24,6 +24,8 @@ from holdfast.ports import Clock
 
 Command = tuple[Any, ...]
 _NOTHING = object()
+_ONE = b":1\r\n"
+"""The number 1 as it travels: what a job that was enqueued by itself is answered with, and many another call."""
 
 
 class Place(NamedTuple):
@@ -299,21 +301,26 @@ class BlockingLine:
             if meanwhile is not None:
                 meanwhile()
             deadline = self._clock.monotonic() + timeout
-            if self._access.tls is None:  # the answer is hardly there yet; with TLS it may be, and be read already
-                self._wait(self._readable, deadline)
+            if self._access.tls is None and not self._readable.poll(timeout * 1000):
+                # The answer was hardly there yet, so it was waited for. With TLS it may be, and be read already.
+                raise TimeoutError("timed out")
+            received = self._received(deadline)
+            if received == _ONE and count == 1:  # so the parser, which has nothing of it yet, need not be asked
+                return [1]
             while True:
-                self._reader.feed(self._received(deadline))
+                self._reader.feed(received)
                 while (reply := self._reader.gets()) is not _NOTHING:
                     replies.append(reply)
                 if len(replies) >= count:
                     break
+                received = self._received(deadline)
         except (OSError, hiredis.ProtocolError) as error:
             self.close()
             raise LineFailed(f"no answer from {self.place}: {error}", sent=True) from error
         except BaseException:
             self.close()  # interrupted: a reply may still be on its way
             raise
-        if len(replies) > count:
+        if len(replies) > count or self._reader.has_data():
             self.close()
             raise LineFailed(f"{self.place} does not talk as a Redis server does: it answers unasked", sent=True)
         return replies
