@@ -146,6 +146,23 @@ async def test_a_read_leaves_it_and_does_not_wait_for_a_writer(
     assert arrived_ids(path) == ids
 
 
+async def test_taking_in_nothing_writes_nothing(store: SqliteStore, path: Path) -> None:
+    """Else workers that look in vain would wake each other for ever."""
+    session = await open_session(store)
+    other = raw(path)
+
+    def commits() -> int:
+        return int(other.execute("PRAGMA data_version").fetchone()[0])
+
+    before = commits()
+    assert await claim(store, session) == ()
+    await store.insert([])
+    assert commits() == before
+    arrive(store)
+    assert commits() != before
+    other.close()
+
+
 async def test_a_claim_that_takes_nothing_in_does_not_see_it(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
