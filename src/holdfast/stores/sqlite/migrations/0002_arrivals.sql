@@ -39,7 +39,6 @@ CREATE TRIGGER {ns}_take_in_all INSTEAD OF INSERT ON {ns}_take_in WHEN EXISTS (S
            failures, crashes, snoozes, suspect, cancel_asked, max_retries, retention, correlation_id, failure_history
     FROM {ns}_arrivals arrival
     WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = arrival.id)
-    ORDER BY id
     ON CONFLICT (id) DO NOTHING;
     DELETE FROM {ns}_arrived;
 END;
