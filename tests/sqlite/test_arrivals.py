@@ -40,7 +40,7 @@ from tests.sqlite.helpers import (
     start_child,
 )
 
-ENOUGH = 64
+ENOUGH = 128
 """So many have never arrived without being taken in."""
 NOBODY = Lease(job_id="nothing", session_id="nobody", version=1, queue="default")
 VERBS = Verbs("holdfast")

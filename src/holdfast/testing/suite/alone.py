@@ -111,9 +111,9 @@ async def test_jobs_enqueued_alone_are_counted(rig: Rig) -> None:
 async def test_every_job_enqueued_alone_is_seen_at_once_and_claimed_once(rig: Rig) -> None:
     """However many there are: an engine may gather them."""
     ids = []
-    for number in range(150):
+    for number in range(300):
         ids.append(await _alone(rig))
-        if number % 10 == 9:
+        if number % 20 == 19:
             assert len(await rig.dump()) == len(ids)
             assert [counts.ready for counts in await rig.store.counts()] == [len(ids)]
     assert await rig.claim_ids(await rig.session(), 400) == ids

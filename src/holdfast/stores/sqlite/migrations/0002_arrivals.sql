@@ -44,7 +44,7 @@ CREATE TRIGGER {ns}_take_in_all INSTEAD OF INSERT ON {ns}_take_in WHEN EXISTS (S
 END;
 
 -- Never more than these, also if nobody else ever writes. The numbers begin at 1 again in a table that was emptied.
-CREATE TRIGGER {ns}_arrived_enough AFTER INSERT ON {ns}_arrived WHEN NEW.rowid >= 64 BEGIN
+CREATE TRIGGER {ns}_arrived_enough AFTER INSERT ON {ns}_arrived WHEN NEW.rowid >= 128 BEGIN
     INSERT INTO {ns}_take_in VALUES ('all');
 END;
 
