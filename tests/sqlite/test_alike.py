@@ -191,6 +191,14 @@ def test_an_id_that_waits_already_is_existing(tmp_path: Path, fresh: bool, size:
     assert statuses == [InsertStatus.CREATED, InsertStatus.EXISTING]
 
 
+async def test_an_id_that_is_wrongly_called_fresh_is_one_job_all_the_same(store: SqliteStore) -> None:
+    """A caller that breaks its word may get a wrong answer, but no second run."""
+    short, long = new_job(), new_job(payload=b'{"a":"%s"}' % (b"x" * 5_000))
+    for job in (short, long, short, long):
+        store.insert_blocking([job], fresh=True)
+    assert [job.id for job in await claim(store, await open_session(store))] == [short.id, long.id]
+
+
 async def test_only_a_fresh_id_is_not_looked_for(store: SqliteStore) -> None:
     verbs = store._verbs
     job = new_job()
