@@ -140,10 +140,14 @@ async def test_a_hundred_kills(tmp_path: Path) -> None:
     assert len(settled) > KILLS
 
 
+def stored_ids(database: Path) -> list[str]:
+    """The id in every row of a job, wherever it is."""
+    tables = " UNION ALL ".join(f"SELECT id FROM holdfast_{table}" for table in ("arrived", "live", "ended"))
+    return [row[0] for row in run_sql(database, tables)]
+
+
 def check_every_job_is_there_once(database: Path, acked: list[str]) -> None:
-    stored = Counter(
-        row[0] for row in run_sql(database, "SELECT id FROM holdfast_live UNION ALL SELECT id FROM holdfast_ended")
-    )
+    stored = Counter(stored_ids(database))
     assert [job_id for job_id in acked if stored[job_id] == 0] == []
     assert [job_id for job_id, copies in stored.items() if copies > 1] == []
     assert len(acked) == len(set(acked))
@@ -151,9 +155,7 @@ def check_every_job_is_there_once(database: Path, acked: list[str]) -> None:
 
 def check_batches_are_whole(database: Path, tried: list[list[str]]) -> None:
     """A call that was never answered has inserted all of its jobs, or none."""
-    stored = {
-        row[0] for row in run_sql(database, "SELECT id FROM holdfast_live UNION ALL SELECT id FROM holdfast_ended")
-    }
+    stored = set(stored_ids(database))
     for batch in tried:
         assert len(stored.intersection(batch)) in (0, len(batch))
 

@@ -300,6 +300,18 @@ class StoreModel(RuleBasedStateMachine):
         self.ask(lambda store: store.insert([new]))
         return new.id
 
+    @rule(target=jobs, some=st.lists(descriptions, min_size=1, max_size=3), again=st.booleans())
+    def insert_alone(self, some: list[dict[str, Any]], again: bool) -> Any:
+        """One by one, with ids made for the call: what `task.enqueue` does. Perhaps the answer of the last was lost."""
+        new = [self._new({**description, "key": None}) for description in some]
+
+        async def call(store: Store) -> Any:
+            answers = [answer for job in new for answer in store.insert_blocking([job], fresh=True)]
+            return answers + (store.insert_blocking(new[-1:]) if again else [])
+
+        self.ask(call)
+        return multiple(*(job.id for job in new))
+
     @rule(target=jobs, again=st.lists(jobs, min_size=1, max_size=2), description=descriptions, limits=limits)
     def insert_again(self, again: list[JobId], description: dict[str, Any], limits: Any) -> Any:
         """Ids that were sent before, around one that was not."""

@@ -48,7 +48,11 @@ def pauses_are_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Queries, "paused", lambda *args: set())
 
 
-@pytest.mark.parametrize("sabotage", [no_token, keys_are_never_freed, pauses_are_ignored])
+def nothing_is_taken_in(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Inserts, "take_in", lambda *args: None)
+
+
+@pytest.mark.parametrize("sabotage", [no_token, keys_are_never_freed, pauses_are_ignored, nothing_is_taken_in])
 def test_the_comparison_notices(
     monkeypatch: pytest.MonkeyPatch, sabotage: Callable[[pytest.MonkeyPatch], None]
 ) -> None:

@@ -65,7 +65,13 @@ def run_sql(path: Path, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
 
 def live_ids(path: Path, namespace: str = "holdfast") -> list[str]:
     """The ids of the jobs that have not ended, read by another connection."""
-    return [row[0] for row in run_sql(path, f"SELECT id FROM {namespace}_live ORDER BY run_at, id")]
+    jobs = " UNION ALL ".join(f"SELECT id, run_at FROM {namespace}_{table}" for table in ("live", "arrived"))
+    return [row[0] for row in run_sql(path, f"SELECT id FROM ({jobs}) ORDER BY run_at, id")]
+
+
+def arrived_ids(path: Path, namespace: str = "holdfast") -> list[str]:
+    """Those among them that have arrived and that nobody has taken in yet, in the order of their arrival."""
+    return [row[0] for row in run_sql(path, f"SELECT id FROM {namespace}_arrived ORDER BY rowid")]
 
 
 def is_sound(path: Path) -> bool:

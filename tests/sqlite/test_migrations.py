@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.errors import SchemaOutdated
 from holdfast.job import Key
+from holdfast.lifecycle import Succeeded, settle
+from holdfast.policy import RetryPolicy
 from holdfast.ports import SYSTEM
-from holdfast.store import Session, all_sessions
+from holdfast.store import ClaimRequest, JobQuery, Session, all_sessions
 from holdfast.stores.migrations import Migration
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.migrate import is_current, migrate, schema_number, shipped, statements
+from holdfast.stores.sqlite.verbs import Verbs
 from holdfast.stores.sqlite.writer import Writer
 from tests.sqlite.helpers import (
     CHILDREN,
+    arrived_ids,
     claim,
     finish,
     is_sound,
@@ -178,6 +183,43 @@ def test_a_later_version_brings_an_old_file_up_to_date(path: Path, monkeypatch: 
     assert live_ids(path)[0] == job.id
     old.close()
     new.close()
+
+
+async def test_a_file_from_before_the_arrivals_keeps_its_jobs_and_its_processes(path: Path) -> None:
+    """A process of that version has it open, holds a job, and goes on enqueuing, claiming and settling."""
+    first = Writer(path, durable=True, timeout=5, ports=SYSTEM)
+    first.run(lambda db: migrate(db, "holdfast", shipped()[:1]))
+    verbs = Verbs("holdfast")
+    first.run(lambda db: verbs.open_session(db, Session(id="older"), 0))
+    jobs = [new_job() for _ in range(4)]
+    first.run(lambda db: verbs.insert(db, jobs, 1, {}))
+    request = ClaimRequest(session_id="older", queues=("default",), limit=2)
+    ended, held = first.run(lambda db: verbs.claim(db, request, 2)).claimed().jobs
+    first.run(lambda db: verbs.apply(db, [settle(ended, Succeeded(), RetryPolicy(), SYSTEM.random)], 3))
+
+    async with SqliteStore(path) as store:
+        assert applied(path) == [migration.number for migration in shipped()]
+        found = (await store.find(JobQuery())).jobs
+        assert {job.id: job.state for job in found} == {
+            ended.id: "succeeded",
+            held.id: "in_flight",
+            jobs[2].id: "ready",
+            jobs[3].id: "ready",
+        }
+        alone = new_job()
+        store.insert_blocking([alone], fresh=True)
+        assert arrived_ids(path) == [alone.id]
+        assert len(run_sql(path, "SELECT id FROM holdfast_ready")) == 3
+        theirs = new_job()
+        first.run(lambda db: verbs.insert(db, [theirs], store._clock.now(), {}))
+        first.run(lambda db: verbs.apply(db, [settle(held, Succeeded(), RetryPolicy(), SYSTEM.random)], 4))
+        [next_one] = first.run(lambda db: verbs.claim(db, replace(request, limit=1), 5)).claimed().jobs
+        assert next_one.id == jobs[2].id
+        claimed = await claim(store, await open_session(store))
+        assert [job.id for job in claimed] == [jobs[3].id, alone.id, theirs.id]
+        assert await finish(store, claimed) == ["applied"] * 3
+    first.close()
+    assert is_sound(path)
 
 
 async def test_a_newer_minor_schema_goes_on(path: Path) -> None:

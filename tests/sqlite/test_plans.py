@@ -23,6 +23,7 @@ from holdfast.store import ClaimRequest, DepthLimit, JobQuery, Session
 from holdfast.stores.rows import LIVE_AS_ENDED, job_from_row
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.verbs import Verbs
+from holdfast.stores.sqlite.writer import Writer
 from tests.sqlite.helpers import new_job, new_jobs, raw, run_sql
 
 NOW = 2_000_000_000_000_000
@@ -147,7 +148,7 @@ def require(plan: list[str], *steps: str) -> None:
         assert any(re.search(step, line) for line in plan), f"no {step!r} in {plan}"
     for line in plan:
         assert "TEMP B-TREE" not in line, plan
-        # A walk through a small partial index is no walk through the table.
+        # A walk through a small partial index is no walk through the table. What has arrived is never much.
         assert not re.search(r"SCAN (job|holdfast_(live|ended))(?! USING (COVERING )?INDEX holdfast_held)", line), plan
 
 
@@ -292,7 +293,9 @@ def test_find_failed(recorder: Recorder, cursor: str | None) -> None:
 
 def test_newest_jobs_come_without_sorting(recorder: Recorder) -> None:
     VERBS.queries.find(recorder, JobQuery(limit=20))
-    for _, plan in recorder.plans:
+    plans = [plan for _, plan in recorder.plans]
+    assert plans[0] == ["SCAN holdfast_arrived", "USE TEMP B-TREE FOR ORDER BY"]  # as many as may have arrived
+    for plan in plans[1:]:
         assert not any("TEMP B-TREE" in line for line in plan), plan
 
 
@@ -308,6 +311,74 @@ def test_single_jobs(recorder: Recorder) -> None:
         if "count(*)" in sql:
             assert any("INDEX holdfast_lanes (queue=?)" in line for line in plan), plan
         require(plan)
+
+
+ARRIVED = "SCAN holdfast_arrived"
+"""A table without an index, in which there are never more than a few rows."""
+
+
+def test_a_job_alone_is_looked_for_by_its_id(recorder: Recorder) -> None:
+    for payload in (b"{}", b'{"a":"%s"}' % (b"x" * 9000)):
+        for fresh in (True, False):
+            recorder.plans.clear()
+            recorder.execute(*VERBS.insert_plain(new_job(payload=payload), NOW, fresh=fresh))
+            [(_, plan)] = recorder.plans
+            require(plan, *([] if fresh else [LIVE_BY_ID, ENDED_BY_ID, ARRIVED]))
+            assert (plan == []) is fresh
+
+
+def test_reading_looks_among_the_arrivals_besides(recorder: Recorder) -> None:
+    VERBS.queries.get(recorder, "missing")
+    [(_, plan)] = recorder.plans
+    require(plan, LIVE_BY_ID, ENDED_BY_ID, ARRIVED)
+
+
+def test_the_view_of_what_waits_is_searched_by_lane(recorder: Recorder) -> None:
+    """For people and their plain SQL."""
+    recorder.execute("SELECT id FROM holdfast_ready WHERE queue = 'mail' AND priority = 5 AND share = 'a' LIMIT 9")
+    [(_, plan)] = recorder.plans
+    lanes = r"SEARCH holdfast_live USING (COVERING )?INDEX holdfast_lanes \(queue=\? AND priority=\? AND share=\?\)"
+    require(plan, lanes, ARRIVED)
+
+
+def test_taking_in_costs_the_same_whatever_is_there(tmp_path: Path) -> None:
+    """Measured, not explained: a plan does not show what triggers do."""
+
+    def fill(db: sqlite3.Connection) -> None:
+        VERBS.insert(db, new_jobs(1000), NOW - 1000, {})
+        jobs = VERBS.claim(db, ClaimRequest(session_id="s", queues=("default",), limit=500), NOW).claimed().jobs
+        VERBS.apply(db, [settle(job, Succeeded(), RetryPolicy(), SYSTEM.random) for job in jobs], NOW)
+
+    def steps(rows: int) -> tuple[int, int]:
+        store = SqliteStore(tmp_path / f"{rows}.db", durability="relaxed")
+        writer = store._open().writer
+        writer.run(lambda db: VERBS.open_session(db, Session(id="s"), NOW))
+        for _ in range(rows // 1000):
+            writer.run(fill)
+        nothing = count_steps(writer)
+        for job in new_jobs(50):
+            store.insert_blocking([job], fresh=True)
+        fifty = count_steps(writer)
+        store.close()
+        return nothing, fifty
+
+    def count_steps(writer: Writer) -> int:
+        count = 0
+
+        def tick() -> int:
+            nonlocal count
+            count += 1
+            return 0
+
+        writer._connection.set_progress_handler(tick, 1)
+        writer.run(lambda _: None)
+        writer._connection.set_progress_handler(None, 0)
+        return count
+
+    few, many = steps(2_000), steps(20_000)
+    print(f"steps of taking in nothing, and fifty: {few} beside 2,000 jobs, {many} beside 20,000")
+    assert few[0] == many[0] < 50
+    assert 50 < many[1] <= few[1] * 1.1
 
 
 def test_a_claim_is_not_misled_by_old_statistics(stale: Recorder) -> None:

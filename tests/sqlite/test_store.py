@@ -123,7 +123,7 @@ while os.getppid() == parent:
 os.system(f"{sys.executable} -c \\"import sqlite3; c = sqlite3.connect('{path}'); c.execute('CREATE TABLE z (a)')\\"")
 assert os.path.exists(f"{path}-wal"), "a visitor believed that he was the last"
 store.insert_blocking([new_job()])
-print(len(run_sql(path, "SELECT 1 FROM holdfast_live")), flush=True)
+print(len(run_sql(path, "SELECT 1 FROM holdfast_ready")), flush=True)
 os._exit(0)
 """
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import psycopg
 
-from holdfast.job import SessionId
+from holdfast.job import JobId, NewJob, SessionId
 from holdfast.ports import Ports, microseconds
-from holdfast.store import Store
+from holdfast.store import Checkpoint, DepthLimit, Inserted, Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.redis import RedisStore
@@ -69,6 +69,41 @@ class SqliteHarness(ManualHarness):
     async def erase_session(self, session_id: SessionId) -> None:
         with contextlib.closing(sqlite3.connect(self.path, timeout=5)) as connection, connection:
             connection.execute("DELETE FROM holdfast_sessions WHERE id = ?", (session_id,))
+
+
+class _AloneSqliteStore(SqliteStore):
+    """Jobs that could have been enqueued by `task.enqueue` are: they go the way of the blocking call."""
+
+    named: set[JobId]
+
+    async def insert(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+        checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
+    ) -> list[Inserted]:
+        ids = {job.id for job in jobs}
+        new = not ids & self.named
+        self.named |= ids
+        if len(jobs) == 1 and checkpoint is None:
+            return self.insert_blocking(jobs, limits=limits, fresh=new)
+        return await super().insert(jobs, limits=limits, checkpoint=checkpoint, fresh=fresh)
+
+
+class AloneSqliteHarness(SqliteHarness):
+    """SQLite, with every job that can be among the arrivals until somebody takes it in."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._named: set[JobId] = set()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Store]:
+        async with _AloneSqliteStore(self.path, durability="relaxed", ports=self.ports) as store:
+            store.named = self._named
+            yield store
 
 
 class PostgresHarness(Harness):

@@ -363,7 +363,8 @@ class World(Stage):
     def jobs(self) -> dict[str, JobRow]:
         """All of them, by id."""
         rows = self.sql(
-            f"SELECT {_COLUMNS}, NULL FROM holdfast_live UNION ALL SELECT {_COLUMNS}, result FROM holdfast_ended"
+            f"""SELECT {_COLUMNS}, NULL FROM holdfast_arrivals UNION ALL SELECT {_COLUMNS}, NULL FROM holdfast_live
+                UNION ALL SELECT {_COLUMNS}, result FROM holdfast_ended"""
         )
         return {row[0]: JobRow(*row) for row in rows}
 
@@ -372,8 +373,9 @@ class World(Stage):
 
     def count(self, state: str) -> int:
         """How many jobs are in that state."""
-        table = "holdfast_live" if state in ("ready", "in_flight") else "holdfast_ended"
-        return int(self.sql(f"SELECT count(*) FROM {table} WHERE state = ?", (state,))[0][0])
+        tables = ("arrivals", "live") if state in ("ready", "in_flight") else ("ended",)
+        rows = " UNION ALL ".join(f"SELECT state FROM holdfast_{table}" for table in tables)
+        return int(self.sql(f"SELECT count(*) FROM ({rows}) WHERE state = ?", (state,))[0][0])
 
     def wait_for_count(self, state: str, count: int, seconds: float = DEADLINE) -> None:
         eventually(lambda: self.count(state) == count, f"{count} jobs are {state}", seconds, self._states)

@@ -70,7 +70,10 @@ def examine_settings(connection: Database) -> list[Finding]:
 
 def examine_waiting(connection: Database, namespace: str, now: int) -> Finding:
     """How long the oldest ready job has been due."""
-    row = connection.execute(f"SELECT min(run_at) FROM {namespace}_live WHERE state = 'ready'").fetchone()  # noqa: S608
+    row = connection.execute(
+        f"""SELECT min(run_at) FROM (SELECT min(run_at) AS run_at FROM {namespace}_live WHERE state = 'ready'
+                                     UNION ALL SELECT min(run_at) FROM {namespace}_arrived)"""  # noqa: S608
+    ).fetchone()
     return oldest_ready(row[0], now)
 
 

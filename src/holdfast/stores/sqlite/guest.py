@@ -21,8 +21,17 @@ from holdfast.stores.sqlite.writer import Busy, Writer, store_error
 T = TypeVar("T")
 
 
-def write_on(connection: object, path: Path, opened: Callable[[], Writer], verb: Callable[[GuestConnection], T]) -> T:
-    """Run the verb in the caller's transaction. `opened` gives the store's own writer: the tables are there then."""
+def write_on(
+    connection: object,
+    path: Path,
+    opened: Callable[[], Writer],
+    first: Callable[[GuestConnection], None],
+    verb: Callable[[GuestConnection], T],
+) -> T:
+    """Run the verb in the caller's transaction, `first` before it, as `Writer.begin_with`.
+
+    `opened` gives the store's own writer: the tables are there then.
+    """
     try:
         opened().check_file()
     except Busy as error:
@@ -31,7 +40,7 @@ def write_on(connection: object, path: Path, opened: Callable[[], Writer], verb:
             f"the store before you begin the transaction, with app.open() or `async with app`"
         ) from error
     try:
-        return GuestConnection(connection, path).whole_or_nothing(verb)
+        return GuestConnection(connection, path).whole_or_nothing(first, verb)
     except sqlite3.Error as error:
         raise store_error(error, path) from error
 
@@ -49,15 +58,18 @@ class GuestConnection:
             raise ForeignConnection(f"the connection cannot be used here: {error}") from error
         self._begun = self._begin_if_needed()
 
-    def whole_or_nothing(self, verb: Callable[[GuestConnection], T]) -> T:
-        """Run the verb. If it fails, nothing of it stays, whatever the caller then does with the transaction.
+    def whole_or_nothing(self, first: Callable[[GuestConnection], None], verb: Callable[[GuestConnection], T]) -> T:
+        """Run both. If one fails, nothing of it stays, whatever the caller then does with the transaction.
 
-        A transaction that we began and wrote nothing in is ended: the caller may not know that it holds the lock.
+        A transaction that we began and in which the verb wrote nothing is ended, and what came first with it: the
+        caller may not know that it holds the lock.
         """
         changes = self._driver.total_changes
         try:
             self.execute("SAVEPOINT holdfast")
             try:
+                first(self)
+                changes = self._driver.total_changes
                 answer = verb(self)
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):  # SQLite has given up the whole transaction

@@ -10,6 +10,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
 from holdfast.job import JobId, Key, NewJob, due_at
 from holdfast.store import Checkpoint, DepthLimit, Inserted, InsertStatus
 from holdfast.stores.intake import counts_needed, decide, keys_of
@@ -21,6 +23,16 @@ from holdfast.stores.sqlite.sets import padded, pieces, size_for, value_rows
 _in_common = attrgetter(
     "key", "task", "task_version", "queue", "share", "priority", "max_retries", "retention", "correlation_id"
 )
+
+_LONGEST_ARRIVAL = 2048
+"""Bytes of a payload. What arrives is written twice: with longer ones that costs more than arriving saves."""
+
+
+class _Alone(msgspec.Struct, frozen=True, gc=False):
+    """The statements that insert a job alone."""
+
+    fresh: str
+    unless_there: str
 
 
 class Inserts:
@@ -41,22 +53,38 @@ class Inserts:
             SELECT new.id, ?, new.payload, ?,?,?,?,?,?, NULL, NULL, NULL, ?, ?, 'ready', 'enqueued', new.run_at,
                    0, 0, 0, 0, 0, 0, 0, x''
             FROM new WHERE new.id IS NOT NULL"""
-        # For a job alone every parameter costs, so those that it cannot have are left out: it has no key.
-        plain = f"""
-            INSERT INTO {ns}_live (id, task, payload, task_version, queue, share, priority, max_retries, retention,
-                                   correlation_id, created_at, run_at, state, reason, version, attempt, failures,
-                                   crashes, snoozes, suspect, cancel_asked, failure_history)"""
-        values = "?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12, 'ready', 'enqueued', 0, 0, 0, 0, 0, 0, 0, x''"
-        unless_live = "ON CONFLICT (id) DO NOTHING"
-        unless_ended = f"WHERE NOT EXISTS (SELECT 1 FROM {ns}_ended WHERE id = ?1)"
-        self._insert_unless_live = f"{plain} VALUES ({values}) {unless_live}"
-        self._insert_unless_there = f"{plain} SELECT {values} {unless_ended} {unless_live}"
+        # A job alone: it has no key, and every parameter costs. Among the arrivals its insert dirties one page.
+        given = (
+            "id, task, payload, task_version, queue, share, priority, max_retries, retention, correlation_id, "
+            "created_at, run_at"
+        )
+        values = "?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12"
+        arrive = f"INSERT INTO {ns}_arrived ({given})"
+        live = f"""
+            INSERT INTO {ns}_live ({given}, state, reason, version, attempt, failures, crashes, snoozes, suspect,
+                                   cancel_asked, failure_history)"""
+        as_live = f"{values}, 'ready', 'enqueued', 0, 0, 0, 0, 0, 0, 0, x''"
+        not_in = (f"NOT EXISTS (SELECT 1 FROM {ns}_{table} WHERE id = ?1)" for table in ("arrived", "live", "ended"))
+        unless_there = f"WHERE {' AND '.join(not_in)}"
+        self._short = _Alone(
+            fresh=f"{arrive} VALUES ({values})",
+            unless_there=f"{arrive} SELECT {values} {unless_there}",
+        )
+        self._long = _Alone(
+            fresh=f"{live} VALUES ({as_live}) ON CONFLICT (id) DO NOTHING",
+            unless_there=f"{live} SELECT {as_live} {unless_there}",
+        )
+        self._take_in = f"INSERT INTO {ns}_take_in VALUES ('all')"
         self._hold_key = f"""
             INSERT INTO {ns}_keys (queue, key, key_hash, job_id, expires_at) VALUES (?, ?, ?, ?, ?)
             ON CONFLICT (queue, key) DO UPDATE
             SET key_hash = excluded.key_hash, job_id = excluded.job_id, expires_at = excluded.expires_at"""
 
     # New jobs.
+
+    def take_in(self, db: Database) -> None:
+        """Bring what has arrived among the live jobs. Every other verb that writes relies on it: see `Verbs`."""
+        db.execute(self._take_in)
 
     def insert(
         self,
@@ -81,9 +109,10 @@ class Inserts:
     def insert_plain(self, job: NewJob, now: int, *, fresh: bool) -> tuple[str, tuple[Any, ...]]:
         """One statement that inserts a job without key or limits, unless its id is there: for a way without detours.
 
-        What is `fresh` cannot have ended yet.
+        It works whether or not others have arrived. What is `fresh` is not looked for.
         """
-        return self._insert_unless_live if fresh else self._insert_unless_there, (
+        alone = self._short if len(job.payload) <= _LONGEST_ARRIVAL else self._long
+        return alone.fresh if fresh else alone.unless_there, (
             job.id,
             job.task,
             job.payload,

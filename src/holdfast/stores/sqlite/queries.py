@@ -1,4 +1,8 @@
-"""What each verb that only reads asks the database. They see one snapshot each and never wait for a writer."""
+"""What each verb that only reads asks the database. They see one snapshot each and never wait for a writer.
+
+A reader cannot take in what has arrived, so it looks there, too: see the migration of that table. No job is in two
+tables of one snapshot.
+"""
 
 # The only names ever put into SQL text are the namespace, which is checked, and our own constants.
 # ruff: noqa: S608
@@ -23,7 +27,8 @@ class Queries:
         """See `Store.get`."""
         row = db.execute(
             f"""SELECT {LIVE_AS_ENDED} FROM {self._ns}_live WHERE id = ?1
-                UNION ALL SELECT {ENDED_COLUMNS} FROM {self._ns}_ended WHERE id = ?1""",
+                UNION ALL SELECT {ENDED_COLUMNS} FROM {self._ns}_ended WHERE id = ?1
+                UNION ALL SELECT {LIVE_AS_ENDED} FROM {self._ns}_arrivals WHERE id = ?1""",
             (job_id,),
         ).fetchone()
         return job_from_row(row) if row else None
@@ -43,6 +48,7 @@ class Queries:
                 values.append(value)
         found: list[Job] = []
         for table, columns, states in (
+            ("arrivals", LIVE_AS_ENDED, wanted & {State.READY}),
             ("live", LIVE_AS_ENDED, wanted - ENDED),
             ("ended", ENDED_COLUMNS, wanted & ENDED),
         ):
@@ -72,12 +78,15 @@ class Queries:
             f"SELECT queue, count(*) FROM {self._ns}_live WHERE state = 'in_flight' GROUP BY queue"
         ).fetchall():
             tally.setdefault(queue, {})["in_flight"] = jobs
-        for queue, ready, scheduled in db.execute(
-            f"""SELECT queue, count(*) FILTER (WHERE run_at <= ?1), count(*) FILTER (WHERE run_at > ?1)
-                FROM {self._ns}_live WHERE state = 'ready' GROUP BY queue""",
-            (now,),
-        ).fetchall():
-            tally.setdefault(queue, {}).update(ready=ready, scheduled=scheduled)
+        for table in ("live", "arrivals"):
+            for queue, ready, scheduled in db.execute(
+                f"""SELECT queue, count(*) FILTER (WHERE run_at <= ?1), count(*) FILTER (WHERE run_at > ?1)
+                    FROM {self._ns}_{table} WHERE state = 'ready' GROUP BY queue""",
+                (now,),
+            ).fetchall():
+                jobs_of = tally.setdefault(queue, {})
+                jobs_of["ready"] = jobs_of.get("ready", 0) + ready
+                jobs_of["scheduled"] = jobs_of.get("scheduled", 0) + scheduled
         paused = self.paused(db)
         return [QueueCounts(queue=queue, paused=queue in paused, **tally[queue]) for queue in sorted(tally)]
 

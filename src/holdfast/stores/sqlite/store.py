@@ -136,6 +136,7 @@ class SqliteStore:
             try:
                 if not writer.peek(lambda db: is_current(db, self._namespace, shipped())):
                     writer.run(lambda db: migrate(db, self._namespace, shipped()))
+                writer.begin_with(self._verbs.take_in)
                 reader = Reader(path, timeout=self._timeout, ports=self._ports)
             except BaseException:
                 writer.close()
@@ -253,7 +254,7 @@ class SqliteStore:
         return await on_guest(connection, lambda guest: self.insert_on(guest, jobs, limits=limits))
 
     def _write_on(self, connection: object, verb: Callable[[GuestConnection], T]) -> T:
-        return write_on(connection, self.path, lambda: self._open().writer, verb)
+        return write_on(connection, self.path, lambda: self._open().writer, self._verbs.take_in, verb)
 
     # Sessions.
 

@@ -2,6 +2,9 @@
 
 A write transaction of SQLite excludes every other writer, so a guard that is read and a row that is then written
 belong to one atomic step. The same functions serve the writer's connection and a caller's own.
+
+Whoever opens the transaction calls `take_in` first: the verbs know the live and the ended jobs, not those that have
+arrived one by one since (`Inserts.insert_plain`).
 """
 
 # The only names ever put into SQL text are the namespace, which is checked, and our own constants.
@@ -39,6 +42,7 @@ class Verbs:
         inserts = Inserts(namespace, self.queries)
         self._settlements = Settlements(namespace, self.queries, inserts)
         self._claims = Claims(namespace)
+        self.take_in = inserts.take_in
         self.insert = inserts.insert
         self.insert_plain = inserts.insert_plain
         self.apply = self._settlements.apply

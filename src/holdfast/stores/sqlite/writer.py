@@ -55,6 +55,10 @@ def store_error(error: sqlite3.Error, path: Path, *, committing: bool = False) -
     return StoreUnavailable(what)
 
 
+def _nothing(connection: sqlite3.Connection) -> None:
+    """What a transaction begins with unless somebody wishes more: the tables may not be there yet."""
+
+
 class Writer:
     """Owns the writing connection. `run` blocks the caller; `calls.submit` is for event loops."""
 
@@ -70,7 +74,12 @@ class Writer:
         self._commits_of_short_log = _COMMITS_OF_A_SHORT_LOG if durable else 0
         self._identity = FileIdentity(path, self._clock)
         self._closed = False
+        self._first: Callable[[sqlite3.Connection], None] = _nothing
         self.calls = CallThread(self._serve_batch, name="holdfast-sqlite-writer", timeout=timeout, ports=ports)
+
+    def begin_with(self, first: Callable[[sqlite3.Connection], None]) -> None:
+        """From now on, do this at the beginning of every transaction, as a part of it. `run_statement` has none."""
+        self._first = first
 
     def peek(self, verb: Callable[[sqlite3.Connection], T]) -> T:
         """Run a verb that only reads, on this thread, without waiting for whoever writes."""
@@ -140,6 +149,7 @@ class Writer:
             busy = self._begin()
             if busy is not None:
                 return busy
+            self._first(self._connection)
             answer = work()
             self._commit()
             return (answer,)

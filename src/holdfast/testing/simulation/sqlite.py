@@ -6,12 +6,14 @@ import asyncio
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from holdfast.job import NewJob
 from holdfast.ports import Ports
+from holdfast.store import Checkpoint, DepthLimit, Inserted
 from holdfast.stores.sqlite.calls import Call
 from holdfast.stores.sqlite.store import SqliteStore, _Opened
 from holdfast.stores.wakeups import WakeupHub
@@ -46,6 +48,19 @@ class SteppedSqliteStore(SqliteStore):
 
     async def _write(self, verb: Callable[[sqlite3.Connection], T]) -> T:
         return self._open().writer.run(verb)
+
+    async def insert(
+        self,
+        jobs: Sequence[NewJob],
+        *,
+        limits: Mapping[str, DepthLimit] | None = None,
+        checkpoint: Checkpoint | None = None,
+        fresh: bool = False,
+    ) -> list[Inserted]:
+        """See `Store.insert`. A job alone goes the way of `insert_blocking`, which has more to it: it arrives first."""
+        if fresh and checkpoint is None:
+            return self.insert_blocking(jobs, limits=limits, fresh=True)
+        return await super().insert(jobs, limits=limits, checkpoint=checkpoint, fresh=fresh)
 
     async def _read(self, verb: Callable[[sqlite3.Connection], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -25,6 +25,7 @@ import pytest
 _MODULES = (
     "harness",
     "enqueue",
+    "alone",
     "order",
     "sessions",
     "transitions",
@@ -41,6 +42,7 @@ _MODULES = (
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _MODULES))
 
+from holdfast.testing.suite.alone import *
 from holdfast.testing.suite.cancel import *
 from holdfast.testing.suite.enqueue import *
 from holdfast.testing.suite.fencing import *
