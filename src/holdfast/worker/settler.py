@@ -236,6 +236,6 @@ def settlement(job: Job, move: Move, answer: Applied, seconds: float) -> JobSett
 
 
 def _returned_nothing(batch: Iterable[_Ended]) -> bool:
-    """Whether each is the success of a handler that returned nothing. Most batches are; this asks nothing per job."""
+    """Whether each is the success of a handler that returned nothing. Most batches are; asking costs next to nothing."""
     outcomes = [*map(_outcome_of, batch)]
     return outcomes.count(NOTHING_RETURNED) == len(outcomes)
