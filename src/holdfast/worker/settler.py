@@ -236,6 +236,6 @@ def settlement(job: Job, move: Move, answer: Applied, seconds: float) -> JobSett
 
 
 def _returned_nothing(batch: Iterable[_Ended]) -> bool:
-    """Whether each is the success of a handler that returned nothing. Most batches are; asking costs next to nothing."""
+    """Whether all are successes of handlers that returned nothing. Most batches are; asking costs hardly anything."""
     outcomes = [*map(_outcome_of, batch)]
     return outcomes.count(NOTHING_RETURNED) == len(outcomes)
